@@ -1,0 +1,42 @@
+# Thin targets: what they do is in the playbooks, the scripts and the locks. Everything lands in .venv/ and .kvtrial/.
+#   make experiment [ARGS='-e kvtrial_pairs=2']     make setup PYTHON=/usr/bin/python3.12
+SHELL := /bin/bash
+.DEFAULT_GOAL := experiment
+.PHONY: setup experiment run-experiment test test-full lint clean
+
+# Which Python makes .venv; empty: 3.11 if it is there, else 3.12 or 3.13, each with its own lock.
+PYTHON ?=
+BIN := .venv/bin
+CAUSE := .kvtrial/cause
+
+setup: .venv/setup-done
+
+.venv/setup-done: pyproject.toml requirements/install.sh $(wildcard requirements/controller-*.txt)
+	@requirements/install.sh controller $(PYTHON)
+
+.venv/test-done: .venv/setup-done $(wildcard requirements/test-*.txt)
+	@requirements/install.sh test
+
+# make reports every failed recipe with a last line of its own. So the playbook's cause is kept in a file, and make is
+# made to end with it.
+experiment: run-experiment
+	$(if $(wildcard $(CAUSE)),$(error $(shell cat $(CAUSE))))
+
+run-experiment: setup
+	@mkdir -p .kvtrial && rm -f $(CAUSE)
+	@status=0; KVTRIAL_CAUSE_FILE=$(CAUSE) $(BIN)/ansible-playbook experiment.yml $(ARGS) || status=$$?; \
+	if [ $$status -ne 0 ] && [ ! -s $(CAUSE) ]; then \
+		echo "ansible-playbook ended with status $$status; its last lines say why." >$(CAUSE); fi
+
+test: .venv/test-done
+	@tests/run.sh
+
+test-full: .venv/test-done
+	@tests/run.sh full
+
+lint: .venv/test-done
+	@tests/lint.sh
+
+# What campaigns found stays in results/.
+clean:
+	rm -rf .venv .kvtrial build dist .ansible .mypy_cache .pytest_cache .ruff_cache .hypothesis kvtrial-vllm-*.tar.gz

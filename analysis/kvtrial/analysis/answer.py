@@ -1,0 +1,543 @@
+"""What a verdict says, in plain English: ten lines for a terminal, and the wording that the report shares with them."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from kvtrial.record.verdict import BreakEven, ComparisonResult, GateResult, TimeBudget, Verdict
+
+NOT_MEASURED = "not measured"
+LARGEST_PERCENT_AS_PERCENT = 1.5
+"""Ratios up to this are said in percent, larger ones as "n times"."""
+
+PHASE_SUBJECTS = {
+    "return": "an evicted prefix",
+    "noload_return": "an evicted prefix that may not be loaded",
+    "gpu_hit": "a prefix still in the engine's KV cache",
+    "fits_return": "a prefix of a set that fits the engine's KV cache",
+    "miss": "a prompt never seen before",
+    "populate": "a new prompt that is being stored",
+}
+METRIC_NAMES = {
+    "ttft_median_seconds": "median time to first token",
+    "ttft_p95_seconds": "95th percentile of the time to first token",
+    "inter_token_median_seconds": "median gap between tokens",
+    "inter_token_p95_seconds": "95th percentile of the gap between tokens",
+    "e2e_median_seconds": "median time from send to last token",
+    "output_throughput_tokens_per_second": "output throughput",
+    "ram_used_peak_bytes": "peak RAM",
+}
+SHORT_NAMES = {
+    "ttft_median_seconds": "first token",
+    "inter_token_p95_seconds": "gap between tokens (p95)",
+    "e2e_median_seconds": "last token",
+    "output_throughput_tokens_per_second": "throughput",
+    "ram_used_peak_bytes": "peak RAM",
+}
+SHORT_VERDICTS = {"BETTER": "better", "WORSE": "WORSE", "EQUIVALENT": "same", "INCONCLUSIVE": "undecided"}
+MECHANISM_SHOWN = "CPU engine: the mechanism was shown; the times say nothing about GPUs."
+EVIDENCE_LIMITS = {
+    "gpu": "GPU engine: a result holds for these hosts, this model and this mix of requests.",
+    "cpu": "CPU engine: its times say nothing about GPUs.",
+    "standin": "STAND-IN engine, for tests only: nothing here says anything about vLLM.",
+    None: "no run left a record: there is no evidence.",
+}
+EVIDENCE_NAMES = {"gpu": "real engine on GPUs", "cpu": "real engine on a CPU", "standin": "stand-in", None: "none"}
+PROOF_GATES = ("treatment_delivered", "prefix_evicted", "control_untreated")
+
+GateState = Literal["failed", "undecided", "passed"]
+
+
+# ---------------------------------------------------------------------------------------------------------- numbers
+
+
+def is_number(value: float | None) -> bool:
+    """True for a finite number; None, NaN and infinity were not measured."""
+    return value is not None and math.isfinite(value)
+
+
+def seconds_text(value: float | None, *, signed: bool = False) -> str:
+    """A duration: "34.2 ms" below a second, "1.23 s" below two minutes, else "7 min 16 s" or "2 h 5 min"."""
+    if value is None or not math.isfinite(value):
+        return NOT_MEASURED
+    sign = "-" if value < 0 else "+" if signed else ""
+    size = abs(value)
+    if size < 0.9995:
+        return f"{sign}{size * 1000:.3g} ms"
+    if size < 120:
+        return f"{sign}{size:.3g} s"
+    minutes, rest = divmod(round(size), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{sign}{hours} h {minutes} min" if hours else f"{sign}{minutes} min {rest} s"
+
+
+def bytes_text(value: float | None, *, signed: bool = False) -> str:
+    """A size in binary units: "256 MiB"."""
+    if value is None or not math.isfinite(value):
+        return NOT_MEASURED
+    sign = "-" if value < 0 else "+" if signed else ""
+    size = abs(value)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{sign}{size:.4g} {unit}"
+        size /= 1024
+    return f"{sign}{size:.4g} TiB"
+
+
+def share_text(value: float | None) -> str:
+    """A share 0..1 in percent: two digits below 10 %, whole percent above."""
+    if value is None or not math.isfinite(value):
+        return NOT_MEASURED
+    percent = value * 100
+    return f"{percent:.2g} %" if abs(percent) < 9.95 else f"{percent:.0f} %"
+
+
+def number_text(value: float | None) -> str:
+    """A plain number with three significant digits, never in exponent form below a million; thousands are grouped."""
+    if value is None or not math.isfinite(value):
+        return NOT_MEASURED
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def p_text(value: float | None) -> str:
+    """A p value without its leading zero: ".031"."""
+    if value is None or not math.isfinite(value):
+        return NOT_MEASURED
+    return "<.001" if value < 0.001 else f"{value:.2g}".removeprefix("0")
+
+
+def in_unit(value: float | None, unit: str, *, signed: bool = False) -> str:
+    """`value` in its unit, in words: seconds and bytes get a readable scale."""
+    if unit == "seconds":
+        return seconds_text(value, signed=signed)
+    if unit == "bytes":
+        return bytes_text(value, signed=signed)
+    if value is None or not math.isfinite(value):
+        return NOT_MEASURED
+    sign = "+" if signed and value >= 0 else ""
+    return f"{sign}{number_text(value)} {unit}".rstrip()
+
+
+def one_line(text: str, limit: int = 600) -> str:
+    """`text` on one line, without control characters (a log line may hold terminal escapes), at most `limit` long."""
+    clean = re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text)
+    clean = "".join(character if character.isprintable() else " " for character in clean)
+    clean = re.sub(r" {2,}", " ", clean).strip()
+    return clean if len(clean) <= limit else clean[: limit - 1].rstrip() + "…"
+
+
+def sentence(text: str) -> str:
+    """`text` on one line, with a capital in front and a full stop at the end."""
+    line = one_line(text)
+    if not line:
+        return ""
+    return line[0].upper() + line[1:] + ("" if line[-1] in ".!?…" else ".")
+
+
+# ------------------------------------------------------------------------------------------------------ comparisons
+
+
+def unit_of(comparison: ComparisonResult) -> str:
+    """The unit as its metric's name carries it; the field `unit` where the name carries none."""
+    for suffix in ("tokens_per_second", "seconds", "bytes"):
+        if comparison.metric.endswith(f"_{suffix}"):
+            return suffix.replace("_", " ")
+    return comparison.unit
+
+
+def is_ttft(metric: str) -> bool:
+    """True for a metric of the time to first token."""
+    return metric.startswith("ttft")
+
+
+def subject_of(comparison: ComparisonResult) -> str:
+    """What is compared: "the first token of an evicted prefix", "the peak RAM of a run"."""
+    phase = comparison.phase
+    if is_ttft(comparison.metric):
+        where = PHASE_SUBJECTS.get(phase, f"phase {phase}")
+        return f"the first token of {where}"
+    name = METRIC_NAMES.get(comparison.metric, comparison.metric.replace("_", " "))
+    return f"the {name} of a run" if phase == "run" else f"the {name} in phase {phase}"
+
+
+def against_of(comparison: ComparisonResult) -> str:
+    """Against what, as the end of a sentence."""
+    other = comparison.against_phase
+    if comparison.arm == comparison.against and other:
+        return f"in {comparison.arm} than in its own {other}"
+    where = f" in {other}" if other and other != comparison.phase else ""
+    return f"with {comparison.arm} than with {comparison.against}{where}"
+
+
+def _direction_words(comparison: ComparisonResult) -> tuple[str, str, str]:
+    """(verb, word for less, word for more) of the comparison's metric."""
+    if is_ttft(comparison.metric):
+        return "comes", "sooner", "later"
+    if unit_of(comparison) == "seconds":
+        return "is", "shorter", "longer"
+    return "is", "lower", "higher"
+
+
+def _size_text(comparison: ComparisonResult, value: float) -> str:
+    """`value` on the comparison's scale as size and direction: "6.6 times sooner", "3 % higher", "285 MiB higher"."""
+    _, less, more = _direction_words(comparison)
+    if comparison.effect_scale == "difference":
+        if value == 0:
+            return "the same"
+        return f"{in_unit(abs(value), unit_of(comparison))} {less if value < 0 else more}"
+    if value <= 0:
+        return NOT_MEASURED
+    times = max(value, 1 / value)
+    word = less if value < 1 else more
+    if times > LARGEST_PERCENT_AS_PERCENT:
+        return f"{times:.2g} times {word}" if times < 99.5 else f"{times:,.0f} times {word}"
+    percent = abs(value - 1) * 100
+    return "as before, within half a percent" if percent < 0.5 else f"{percent:.0f} % {word}"
+
+
+def size_in_words(comparison: ComparisonResult) -> str:
+    """The effect's size and direction: "comes 6.6 times sooner", "is 285 MiB higher".
+
+    An interval that holds "no effect" has no direction: then both its ends are said.
+    """
+    effect, low, high = comparison.effect, comparison.ci_low, comparison.ci_high
+    if effect is None or not math.isfinite(effect):
+        return "was not measured"
+    verb = _direction_words(comparison)[0]
+    none = 1.0 if comparison.effect_scale == "ratio" else 0.0
+    if low is not None and high is not None and low < none < high and math.isfinite(low) and math.isfinite(high):
+        return f"{verb} anywhere from {_size_text(comparison, low)} to {_size_text(comparison, high)}"
+    return f"{verb} {_size_text(comparison, effect)}"
+
+
+def effect_text(comparison: ComparisonResult) -> str:
+    """The effect alone: "x0.151", or "+285 MiB" on scale difference."""
+    if not is_number(comparison.effect):
+        return NOT_MEASURED
+    if comparison.effect_scale == "ratio":
+        return f"x{number_text(comparison.effect)}"
+    return in_unit(comparison.effect, unit_of(comparison), signed=True)
+
+
+def interval_text(comparison: ComparisonResult) -> str:
+    """The interval's bounds: "0.138 to 0.194"."""
+    low, high = comparison.ci_low, comparison.ci_high
+    if not (is_number(low) and is_number(high)):
+        return "no interval"
+    if comparison.effect_scale == "ratio":
+        return f"{number_text(low)} to {number_text(high)}"
+    unit = unit_of(comparison)
+    return f"{in_unit(low, unit, signed=True)} to {in_unit(high, unit, signed=True)}"
+
+
+def margin_text(comparison: ComparisonResult) -> str:
+    """The margin: "5 %", or in the metric's unit on scale difference."""
+    if comparison.effect_scale == "ratio":
+        return share_text(comparison.margin)
+    return in_unit(comparison.margin, unit_of(comparison))
+
+
+def count(number: int, noun: str) -> str:
+    """ "1 pair", "6 pairs"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def statistics_text(comparison: ComparisonResult) -> str:
+    """ "x0.151, 97 % interval 0.138 to 0.194, 6 pairs, p .031"."""
+    parts = [effect_text(comparison)]
+    if is_number(comparison.ci_low) and is_number(comparison.ci_high):
+        confidence = share_text(comparison.confidence) if is_number(comparison.confidence) else ""
+        parts.append(f"{confidence} interval {interval_text(comparison)}".strip())
+    else:
+        parts.append("no interval")
+    parts.append(count(comparison.pairs, "pair"))
+    if is_number(comparison.p_value):
+        parts.append(f"p {p_text(comparison.p_value)}")
+    return ", ".join(parts)
+
+
+def delta_text(comparison: ComparisonResult) -> str:
+    """The seed's number with its meaning: "delta_ttft_seconds = -0.200 (negative: sooner)"; "" where it has none."""
+    delta = comparison.delta_ttft_seconds
+    if delta is None or not math.isfinite(delta):
+        return ""
+    meaning = "negative: sooner" if delta < 0 else "positive: later" if delta > 0 else "the same"
+    return f"delta_ttft_seconds = {delta:+.3f} ({meaning})"
+
+
+def effect_sentence(comparison: ComparisonResult) -> str:
+    """The effect in words with its statistics, one sentence."""
+    if not is_number(comparison.effect):
+        return sentence(f"{subject_of(comparison)} could not be compared: {count(comparison.pairs, 'pair')}")
+    words = f"{subject_of(comparison)} {size_in_words(comparison)} {against_of(comparison)}"
+    return sentence(f"{words} ({statistics_text(comparison)})")
+
+
+def primary_of(comparisons: Iterable[ComparisonResult]) -> ComparisonResult | None:
+    """The comparison that decides, or None."""
+    return next((comparison for comparison in comparisons if comparison.role == "primary"), None)
+
+
+# ------------------------------------------------------------------------------------------------------------ gates
+
+
+def gate_state(results: Sequence[GateResult]) -> GateState:
+    """The state of one gate over hosts: one failure fails it, one "cannot be decided" leaves it undecided."""
+    if any(result.passed is False for result in results):
+        return "failed"
+    return "undecided" if any(result.passed is None for result in results) else "passed"
+
+
+def gates_by_name(verdict: Verdict) -> dict[str, list[tuple[str, GateResult]]]:
+    """Gate name → (host, result) of every host, failed gates first. Host "" is the campaign's own result.
+
+    The campaign's result is left out where the hosts already say the same.
+    """
+    found: dict[str, list[tuple[str, GateResult]]] = {}
+    for host in verdict.hosts:
+        for result in host.gates:
+            found.setdefault(result.gate, []).append((host.host, result))
+    for result in verdict.gates:
+        known = found.setdefault(result.gate, [])
+        if not known or gate_state([other for _, other in known]) != gate_state([result]):
+            known.append(("", result))
+    order = {"failed": 0, "undecided": 1, "passed": 2}
+    ranked = sorted(found.items(), key=lambda item: order[gate_state([result for _, result in item[1]])])
+    return dict(ranked)
+
+
+def _gates_in_state(verdict: Verdict, state: GateState) -> list[str]:
+    gates = gates_by_name(verdict)
+    return [name for name, results in gates.items() if gate_state([result for _, result in results]) == state]
+
+
+def gates_text(verdict: Verdict) -> str:
+    """ "17 of 17 gates passed", else with the failed and the undecided named."""
+    total = len(gates_by_name(verdict))
+    if not total:
+        return "no gate was checked"
+    text = f"{len(_gates_in_state(verdict, 'passed'))} of {total} gates passed"
+    failed, undecided = _gates_in_state(verdict, "failed"), _gates_in_state(verdict, "undecided")
+    if failed:
+        text += f"; failed: {', '.join(failed)}"
+    if undecided:
+        text += f"; not decidable here: {', '.join(undecided)}"
+    return text
+
+
+def _gate_sentences(verdict: Verdict, limit: int) -> list[str]:
+    """The failed gates' own sentences, then the undecided ones'; left out where the verdict's reason has said it."""
+    sentences = []
+    for name, results in gates_by_name(verdict).items():
+        bad = [(host, result) for host, result in results if result.passed is not True]
+        if not bad:
+            continue
+        state = "failed" if any(result.passed is False for _, result in bad) else "could not be decided"
+        host, result = min(bad, key=lambda item: item[1].passed is None)
+        if one_line(result.detail) and one_line(result.detail) in one_line(verdict.reason):
+            continue
+        hosts = len({name for name, _ in bad if name})
+        where = (
+            f" on {host}" + (f" and {hosts - 1} more" if hosts > 1 else "") if host and len(verdict.hosts) > 1 else ""
+        )
+        sentences.append(f"Gate {name} {state}{where}: {sentence(result.detail)}")
+    if limit == 1:
+        return sentences[:1]
+    if len(sentences) > limit:
+        left_out = len(sentences) - limit + 1
+        sentences = [*sentences[: limit - 1], f"{left_out} more gates did not pass; the report lists them."]
+    return sentences
+
+
+# ------------------------------------------------------------------------------------------------------------ lines
+
+
+def runs_text(verdict: Verdict) -> str:
+    """ "12 of 12 runs valid", with dropped runs and engine faults where there were any."""
+    runs = [host.runs for host in verdict.hosts]
+    text = f"{sum(run.valid for run in runs)} of {count(sum(run.planned for run in runs), 'run')} valid"
+    dropped, faults = sum(run.dropped for run in runs), sum(run.engine_faults for run in runs)
+    if dropped:
+        text += f", {dropped} dropped with their pairs for a fault of the environment"
+    if faults:
+        text += f", {count(faults, 'engine fault')}"
+    return text if len(runs) < 2 else f"{text} on {len(runs)} hosts"
+
+
+def engine_faults(verdict: Verdict) -> int:
+    """Engine faults over all hosts."""
+    return sum(host.runs.engine_faults for host in verdict.hosts)
+
+
+def headline(verdict: Verdict) -> str:
+    """The verdict in one sentence, the word left out: what it means, or its cause."""
+    primary = primary_of(verdict.comparisons)
+    plain = primary is not None and is_number(primary.effect) and primary.verdict == verdict.verdict
+    if primary is None or not plain or engine_faults(verdict) or verdict.verdict in ("INCONCLUSIVE", "INVALID"):
+        return sentence(verdict.reason) or "No reason was given."
+    subject = subject_of(primary)
+    if verdict.verdict == "EQUIVALENT":
+        return sentence(f"{primary.arm} and {primary.against} are the same within {margin_text(primary)} for {subject}")
+    return sentence(f"{subject} {size_in_words(primary)} {against_of(primary)}")
+
+
+def evidence_text(verdict: Verdict) -> str:
+    """What this kind of evidence can't say. A mechanism is called shown only where the treatment's gate passed."""
+    treated = any(item.gate == "treatment_delivered" and item.passed for host in verdict.hosts for item in host.gates)
+    if verdict.evidence == "cpu" and treated and verdict.verdict != "INVALID":
+        return MECHANISM_SHOWN
+    return EVIDENCE_LIMITS[verdict.evidence]
+
+
+def _verdict_line(verdict: Verdict) -> str:
+    word = verdict.verdict
+    if word == "INVALID":
+        return f"INVALID, no answer can be drawn: {headline(verdict)}"
+    if engine_faults(verdict):
+        faults = count(engine_faults(verdict), "engine fault")
+        return f"{word}, with {faults} (a result of that arm, never repeated): {headline(verdict)}"
+    return f"{word}: {headline(verdict)}"
+
+
+def _effect_line(verdict: Verdict) -> str | None:
+    primary = primary_of(verdict.comparisons)
+    if primary is None:
+        return None
+    delta = delta_text(primary)
+    return f"Effect: {effect_sentence(primary)}" + (f" {delta}." if delta else "")
+
+
+def _short(comparison: ComparisonResult) -> str:
+    interval = f" ({interval_text(comparison)})" if is_number(comparison.ci_low) else ""
+    name = SHORT_NAMES.get(comparison.metric, comparison.metric)
+    where = "" if comparison.phase == "run" else f" in {comparison.phase}"
+    word = SHORT_VERDICTS.get(comparison.verdict, comparison.verdict)
+    return f"{name}{where} {effect_text(comparison)}{interval} {word}"
+
+
+def elsewhere_text(verdict: Verdict) -> str | None:
+    """What the variant costs outside the primary: the guards, worst first, then what fits the engine's cache."""
+    guards = [comparison for comparison in verdict.comparisons if comparison.role == "guard"]
+    order = {"WORSE": 0, "INVALID": 1, "INCONCLUSIVE": 2, "EQUIVALENT": 3, "BETTER": 4}
+    guards.sort(key=lambda comparison: order[comparison.verdict])
+    fits = [item for item in verdict.comparisons if item.role == "secondary" and item.phase == "fits_return"]
+    if not guards and not fits:
+        return None
+    worse = [comparison for comparison in guards if comparison.verdict == "WORSE"]
+    undecided = [comparison for comparison in guards if comparison.verdict in ("INCONCLUSIVE", "INVALID")]
+    if worse:
+        summary = f"{count(len(worse), 'guard')} of {len(guards)} WORSE, so it must not be adopted"
+    elif undecided:
+        summary = f"no guard is shown to be worse, {len(undecided)} of {len(guards)} undecided"
+    elif guards:
+        summary = f"none of {count(len(guards), 'guard')} is worse"
+    else:
+        summary = "no guard was declared"
+    return f"{summary}: {'; '.join(_short(comparison) for comparison in [*guards, *fits])}."
+
+
+def _proof_line(verdict: Verdict) -> str:
+    """Gates and runs counted, then what the engine's own counters say of the treatment."""
+    gates = gates_by_name(verdict)
+    proofs = [gates[name][0][1] for name in PROOF_GATES if name in gates]
+    said = " ".join(sentence(one_line(result.detail, 240)) for result in proofs if result.passed is True)
+    return f"Proof: {gates_text(verdict)}, {runs_text(verdict)}. {said}".rstrip()
+
+
+def break_even_text(break_even: BreakEven | None) -> str | None:
+    """The break-even hit share in words; None where the protocol declares none."""
+    if break_even is None:
+        return None
+    if break_even.hit_share is None or not math.isfinite(break_even.hit_share):
+        return f"no hit share can be given. {sentence(break_even.note)}".rstrip()
+    interval = ""
+    if is_number(break_even.ci_low) and is_number(break_even.ci_high):
+        confidence = f"{share_text(break_even.confidence)} " if is_number(break_even.confidence) else ""
+        interval = f" ({confidence}interval {share_text(break_even.ci_low)} to {share_text(break_even.ci_high)})"
+    text = (
+        f"it pays when more than {share_text(break_even.hit_share)} of requests return to an evicted prefix{interval}"
+    )
+    if is_number(break_even.gain_seconds) and is_number(break_even.cost_seconds):
+        gain, cost = seconds_text(break_even.gain_seconds), seconds_text(break_even.cost_seconds)
+        text += f"; a return gains {gain}, a miss costs {cost}"
+    if is_number(break_even.own_hit_share):
+        text += f"; your share is {share_text(break_even.own_hit_share)}"
+    return f"{text}. {sentence(break_even.note)}".rstrip()
+
+
+def noise_text(comparison: ComparisonResult | None) -> str | None:
+    """The least effect that this many pairs can detect, and what follows for EQUIVALENT."""
+    if comparison is None or comparison.mde is None or not math.isfinite(comparison.mde) or comparison.mde <= 0:
+        return None
+    pairs = count(comparison.pairs, "pair")
+    if comparison.effect_scale == "difference":
+        return f"{pairs} of this noise can detect a difference of {in_unit(comparison.mde, unit_of(comparison))}."
+    ratio = max(comparison.mde, 1 / comparison.mde)
+    text = f"{pairs} of this noise can detect a change of x{number_text(ratio)} ({share_text(ratio - 1)}) or more"
+    if ratio > 1 + comparison.margin:
+        text += f"; EQUIVALENT within {share_text(comparison.margin)} was out of reach"
+    return f"{text}."
+
+
+def time_text(budget: TimeBudget | None) -> str | None:
+    """Where the campaign's time went."""
+    if budget is None:
+        return None
+    parts = [
+        f"engine starts {seconds_text(budget.engine_start_seconds)}",
+        f"phases {seconds_text(budget.phases_seconds)}",
+        f"stops {seconds_text(budget.engine_stop_seconds)}",
+        f"the rest {seconds_text(budget.other_seconds)} ({share_text(budget.other_share)})",
+    ]
+    if budget.install_seconds:
+        parts.insert(0, f"install {seconds_text(budget.install_seconds)}")
+    return f"{seconds_text(budget.total_seconds)}: {', '.join(parts)}."
+
+
+def next_text(verdict: Verdict) -> str:
+    """What to do next, and why."""
+    action, reason = one_line(verdict.recommendation.action), one_line(verdict.recommendation.reason)
+    if not action:
+        return sentence(reason)
+    return f"{sentence(action)} {sentence(reason)}".rstrip()
+
+
+def _labelled(label: str, text: str | None) -> str | None:
+    return f"{label}: {sentence(text)}" if text else None
+
+
+def ten_lines(verdict: Verdict, directory: str) -> list[str]:
+    """At most ten lines that answer the protocol's question in a terminal. `directory`: where the results lie.
+
+    The order follows the verdict: an answer is followed by its size and cost, a missing answer by its cause.
+    """
+    first = _verdict_line(verdict)
+    evidence = f"Evidence: {sentence(evidence_text(verdict))}"
+    noise = _labelled("Limit", noise_text(primary_of(verdict.comparisons)))
+    elsewhere = _labelled("Elsewhere", elsewhere_text(verdict))
+    break_even = _labelled("Break-even", break_even_text(verdict.break_even))
+    time, proof = _labelled("Time", time_text(verdict.time_budget)), _proof_line(verdict)
+    end = [_labelled("Next", next_text(verdict)), f"Report: {one_line(directory.rstrip('/'))}/report.html"]
+    lines: list[str | None]
+    if verdict.verdict == "INVALID":
+        counts = f"Counts: {runs_text(verdict)}; {gates_text(verdict)}."
+        lines = [first, *_gate_sentences(verdict, 4), counts, evidence, time, *end]
+    elif verdict.verdict == "INCONCLUSIVE":
+        causes = _gate_sentences(verdict, 1)
+        body = [_effect_line(verdict), noise, elsewhere, proof, break_even, evidence, time]
+        lines = [first, *causes, *(body[:-1] if causes else body), *end]
+    else:
+        lines = [first, _effect_line(verdict), elsewhere, proof, break_even, noise, evidence, time, *end]
+    return [line for line in lines if line]
+
+
+def cause(verdict: Verdict) -> str:
+    """One sentence for the last line of a command that failed: the word and why."""
+    reason = sentence(verdict.reason)
+    if not reason:
+        failed = _gate_sentences(verdict, 1)
+        reason = failed[0] if failed else "No reason was given."
+    return f"{verdict.verdict}: {reason}"

@@ -1,0 +1,368 @@
+"""A campaign on the controller's disk: prepare or resume it, take in what hosts send, conclude it.
+
+results/CAMPAIGN/campaign.json          protocol, plan, seed, pins, provenance; written once
+results/CAMPAIGN/plans/HOST.json        what is shipped to each host
+results/CAMPAIGN/runs/HOST/RUN/         records as the host wrote them
+results/CAMPAIGN/hosts/HOST.json        how the host program stood when it was last fetched
+results/CAMPAIGN/{verdict.json,…}       what they mean; written anew at each conclusion
+results/latest                          link to the newest
+"""
+
+import os
+import platform
+import re
+import shutil
+import tarfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+import kvtrial
+from kvtrial.analysis.answer import cause, ten_lines
+from kvtrial.analysis.export import write_summary
+from kvtrial.analysis.inputs import Request, read_request
+from kvtrial.analysis.plan import findings, make_plan, requested_protocol
+from kvtrial.analysis.report import build_report
+from kvtrial.analysis.summary import to_frame
+from kvtrial.analysis.textfile import to_textfile
+from kvtrial.analysis.timebudget import time_budget
+from kvtrial.analysis.verdict import conclude as conclude_verdict
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.plan import Plan, canonical_json, plan_sha256
+from kvtrial.record.record import RunRecord
+from kvtrial.record.store import sha256_of_file, sync_directory, write_atomically
+from kvtrial.record.verdict import Verdict
+from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
+
+EXIT_STATUS = {"INVALID": 4, "INCONCLUSIVE": 3}
+UNUSABLE = 2
+RUN_NAME = re.compile(r"p\d{2,}-\d+-[A-Za-z0-9_]+")
+
+
+class Campaign(Struct, frozen=True):
+    """campaign.json: what was decided, once, and from what."""
+
+    schema_version: str
+    campaign: str
+    plan: Plan
+    plan_sha256: str
+    pins: dict[str, dict[str, str]]
+    provenance: dict[str, Any]
+    own_hit_share: float | None
+
+
+class HostState(Struct, frozen=True):
+    """How a host's program stood when last fetched. `state`: finished, running, stopped, failed, unreachable."""
+
+    host: str
+    state: str
+    reason: str
+
+
+def validate(raw: dict[str, Any]) -> None:
+    """Check a request before any host is touched. Raises UnusableInput with the sentence."""
+    request = read_request(raw)
+    protocol = requested_protocol(request)
+    for name in sorted(request.hosts):
+        host = msgspec.structs.replace(request.hosts[name], facts={})
+        make_plan(msgspec.structs.replace(request, hosts={name: host}), protocol)
+
+
+def prepare(raw: dict[str, Any]) -> dict[str, Any]:
+    """Make a campaign, or resume the unfinished one of the same plan; see the module's text for the files.
+
+    Returns campaign, directory, resumed, complete, plan_sha256, plans {host: path}, announcement [lines]. Raises
+    UnusableInput where the plan must be refused, or where an unfinished campaign has another plan.
+    """
+    request = read_request(raw)
+    plan = make_plan(request, requested_protocol(request))
+    digest = plan_sha256(plan)
+    if request.dry_run:
+        return {"campaign": None, "directory": None, "resumed": False, "complete": False, "plan_sha256": digest,
+                "plans": {}, "announcement": announcement(request, plan, None)}  # fmt: skip
+    results = Path(request.results_dir)
+    results.mkdir(parents=True, exist_ok=True)
+    unfinished = None if request.new_campaign else _unfinished(results, plan)
+    if unfinished is not None and unfinished.plan_sha256 != digest:
+        raise UnusableInput(
+            f"campaign {unfinished.campaign} is unfinished and its plan differs ({_difference(unfinished.plan, plan)}); "
+            f"finish it with its own settings, or start anew with -e kvtrial_new_campaign=true."
+        )
+    campaign = unfinished or _create(results, request, plan, digest)
+    directory = results / campaign.campaign
+    (directory / "plans").mkdir(exist_ok=True)
+    paths = {}
+    for host_plan in plan.hosts:
+        path = directory / "plans" / f"{host_plan.host}.json"
+        write_atomically(path, canonical_json(host_plan))
+        paths[host_plan.host] = str(path)
+    _link_latest(results, directory)
+    return {
+        "campaign": campaign.campaign,
+        "directory": str(directory),
+        "resumed": unfinished is not None,
+        "complete": False,
+        "plan_sha256": digest,
+        "plans": paths,
+        "announcement": announcement(request, plan, directory if unfinished else None),
+    }
+
+
+def announcement(request: Request, plan: Plan, resumed: Path | None) -> list[str]:
+    """What the user is told before anything starts: question, runs, time, RAM, least detectable effect, warnings."""
+    protocol = plan.protocol
+    lines = [f"{protocol.name}: {protocol.question}"]
+    for host in plan.hosts:
+        estimate = plan.estimates[host.host]
+        done = len(_finished_runs(resumed, host.host)) if resumed else 0
+        lines.append(
+            f"{host.host}: {estimate.runs} runs ({estimate.pairs} pairs of {', '.join(host.launches)}), "
+            f"{f'{done} of them done, ' if done else ''}about {estimate.seconds / 60:.0f} min, "
+            f"{estimate.ram_bytes / 2**30:.1f} GiB of RAM."
+        )
+        if estimate.mde_ratio is None:
+            lines.append(f"{host.host}: {estimate.pairs} pairs can't reach p < .05, so the verdict can only be "
+                         f"INCONCLUSIVE; 6 pairs are the least that can prove anything.")  # fmt: skip
+        else:
+            lines.append(f"{host.host}: the least effect that {estimate.pairs} pairs will find is a factor of "
+                         f"{estimate.mde_ratio:.2f} (80 % power, pair noise {estimate.log_ratio_sd_assumed:g} assumed).")  # fmt: skip
+        if not request.hosts[host.host].facts:
+            lines.append(f"{host.host}: not looked at; free RAM, ports and versions are checked when it runs.")
+        for finding in findings(request.hosts[host.host], protocol):
+            if finding.severity == "warn":
+                lines.append(f"{host.host}, arm {finding.arm}: warning: {finding.reason}")
+    return lines
+
+
+def _create(results: Path, request: Request, plan: Plan, digest: str) -> Campaign:
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    name = f"{plan.protocol.name}-{stamp}"
+    suffix = 1
+    while (results / name).exists():
+        suffix += 1
+        name = f"{plan.protocol.name}-{stamp}-{suffix}"
+    campaign = Campaign(
+        schema_version=SCHEMA_VERSION,
+        campaign=name,
+        plan=plan,
+        plan_sha256=digest,
+        pins={h.host: {"vllm": h.vllm_version, "model": h.model.name, "model_revision": h.model.revision}
+              for h in plan.hosts},
+        provenance={
+            "kvtrial_version": kvtrial.__version__,
+            "project": request.project,
+            "created_at_utc": stamp,
+            "controller_python": platform.python_version(),
+            "install_seconds": request.install_seconds,
+        },
+        own_hit_share=request.own_hit_share,
+    )  # fmt: skip
+    (results / name).mkdir()
+    write_atomically(results / name / "campaign.json", msgspec.json.format(msgspec.json.encode(campaign), indent=1))
+    return campaign
+
+
+def read_campaign(directory: Path) -> Campaign:
+    """campaign.json of a folder. Raises UnusableInput if there is none, or it is damaged or newer."""
+    path = directory / "campaign.json"
+    try:
+        raw = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UnusableInput(f"{directory} holds no campaign.json; give a folder under results/.") from None
+    try:
+        refuse_newer(str(msgspec.json.decode(raw)["schema_version"]), str(path))
+        return msgspec.json.decode(raw, type=Campaign)
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
+        raise UnusableInput(f"{path} can't be read ({error}); restore it or start a new campaign.") from None
+
+
+def _unfinished(results: Path, plan: Plan) -> Campaign | None:
+    """The newest campaign of this protocol over these hosts, if it is not complete."""
+    hosts = [h.host for h in plan.hosts]
+    newest: Campaign | None = None
+    for path in sorted(results.glob(f"{plan.protocol.name}-*/campaign.json")):
+        campaign = read_campaign(path.parent)
+        if campaign.plan.protocol.name == plan.protocol.name and [h.host for h in campaign.plan.hosts] == hosts:
+            newest = campaign
+    if newest is None or is_complete(results / newest.campaign, newest):
+        return None
+    return newest
+
+
+def is_complete(directory: Path, campaign: Campaign) -> bool:
+    """Whether every host's program has finished and was fetched."""
+    states = {state.host: state.state for state in _host_states(directory)}
+    return all(states.get(host.host) == "finished" for host in campaign.plan.hosts)
+
+
+def _difference(old: Plan, new: Plan) -> str:
+    """Where two plans differ first, by dotted path."""
+
+    def walk(a: Any, b: Any, path: str) -> str | None:
+        if isinstance(a, dict) and isinstance(b, dict):
+            for key in sorted(set(a) | set(b)):
+                if found := walk(a.get(key), b.get(key), f"{path}.{key}" if path else str(key)):
+                    return found
+            return None
+        if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+            return next(
+                (found for i, (x, y) in enumerate(zip(a, b, strict=True)) if (found := walk(x, y, f"{path}[{i}]"))),
+                None,
+            )
+        return None if a == b else f"{path}: was {_short(a)}, now {_short(b)}"
+
+    return walk(msgspec.to_builtins(old), msgspec.to_builtins(new), "") or "in its order"
+
+
+def _short(value: Any) -> str:
+    text = str(value) if not isinstance(value, list | dict) else f"{len(value)} entries"
+    return text if len(text) < 60 else text[:57] + "…"
+
+
+def _link_latest(results: Path, directory: Path) -> None:
+    temporary = results / f".latest.{os.getpid()}"
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(directory.name)
+    os.replace(temporary, results / "latest")
+
+
+def collect(directory_name: str, host: str, archive: str | None, state: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Take in a host's archive: each run is unpacked, checked against its digest, and put in place whole.
+
+    A run that is here already is left alone. `state`: the host program's last progress. Raises UnusableInput for a
+    record that does not match its digest.
+    """
+    directory = Path(directory_name)
+    target = directory / "runs" / host
+    target.mkdir(parents=True, exist_ok=True)
+    added = []
+    if archive is not None:
+        incoming = target / ".incoming"
+        shutil.rmtree(incoming, ignore_errors=True)
+        incoming.mkdir()
+        try:
+            with tarfile.open(archive) as tar:
+                tar.extractall(incoming, filter="data")
+        except tarfile.TarError as error:
+            raise UnusableInput(
+                f"the archive of host {host} can't be read ({error}); run the same command again."
+            ) from None
+        for path in sorted(p for p in incoming.iterdir() if RUN_NAME.fullmatch(p.name)):
+            check_digests(path)
+            if not (target / path.name).exists():
+                os.rename(path, target / path.name)
+                added.append(path.name)
+        shutil.rmtree(incoming)
+        sync_directory(target)
+    if state is not None:
+        (directory / "hosts").mkdir(exist_ok=True)
+        stood = HostState(host=host, state=str(state.get("state", "unreachable")), reason=str(state.get("reason", "")))
+        write_atomically(directory / "hosts" / f"{host}.json", msgspec.json.encode(stood))
+    return {"host": host, "added": added, "runs": sorted(_finished_runs(directory, host))}
+
+
+def check_digests(run: Path) -> None:
+    """Raise UnusableInput if a run's record or a file that it names was truncated or edited."""
+    try:
+        stated = (run / "record.sha256").read_text().split()[0]
+        if sha256_of_file(run / "record.json") != stated:
+            raise UnusableInput(
+                f"{run / 'record.json'} does not match its digest: it was truncated or edited; restore it."
+            )
+        files = msgspec.json.decode((run / "record.json").read_bytes())["files"]
+        for name, digest in files.items():
+            if sha256_of_file(run / name) != digest:
+                raise UnusableInput(f"{run / name} does not match its digest: it was truncated or edited; restore it.")
+    except (OSError, IndexError, KeyError, msgspec.DecodeError) as error:
+        raise UnusableInput(f"run {run} is not whole ({error}); fetch it again.") from None
+
+
+def _finished_runs(directory: Path | None, host: str) -> list[str]:
+    folder = directory / "runs" / host if directory else None
+    return [p.parent.name for p in folder.glob("p*/record.json")] if folder and folder.is_dir() else []
+
+
+def _host_states(directory: Path) -> list[HostState]:
+    return [msgspec.json.decode(path.read_bytes(), type=HostState) for path in sorted(directory.glob("hosts/*.json"))]
+
+
+def read_records(directory: Path) -> dict[str, list[RunRecord]]:
+    """Every record of a campaign by host, digests checked. Raises UnusableInput naming the damaged one."""
+    records: dict[str, list[RunRecord]] = {}
+    for path in sorted(directory.glob("runs/*/p*/record.json")):
+        check_digests(path.parent)
+        raw = path.read_bytes()
+        try:
+            refuse_newer(str(msgspec.json.decode(raw)["schema_version"]), str(path))
+            record = msgspec.json.decode(raw, type=RunRecord)
+        except (msgspec.DecodeError, KeyError) as error:
+            raise UnusableInput(f"{path} is not a record of this kvtrial ({error}).") from None
+        records.setdefault(path.parent.parent.name, []).append(record)
+    return records
+
+
+def analyze(directory: Path) -> Verdict:
+    """The verdict of a campaign from its records alone."""
+    campaign = read_campaign(directory)
+    records = read_records(directory)
+    verdict = conclude_verdict(
+        campaign.plan.protocol, records, campaign.campaign, campaign.plan, own_hit_share=campaign.own_hit_share
+    )
+    budget = time_budget([r for runs in records.values() for r in runs], campaign.provenance.get("install_seconds"))
+    return msgspec.structs.replace(verdict, time_budget=budget)
+
+
+def write_outputs(directory: Path, verdict: Verdict) -> None:
+    """Write verdict.json, summary.csv/.parquet, metrics.prom and report.html."""
+    campaign = read_campaign(directory)
+    records = [record for runs in read_records(directory).values() for record in runs]
+    frame = to_frame(records)
+    write_atomically(directory / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict), indent=1))
+    write_summary(frame, directory)
+    write_atomically(directory / "metrics.prom", to_textfile(verdict).encode())
+    about = {**campaign.provenance, "campaign": campaign.campaign, "seed": campaign.plan.seed,
+             "plan_sha256": campaign.plan_sha256, "pins": campaign.pins}  # fmt: skip
+    page = build_report(verdict, campaign.plan.protocol, records, about, frame)
+    write_atomically(directory / "report.html", page.encode())
+
+
+def conclude(directory_name: str) -> dict[str, Any]:
+    """Analyse, write every output, and say how the command should end.
+
+    Returns exit_status (0 verdict, 2 not finished, 3 INCONCLUSIVE, 4 INVALID), verdict, answer [lines], cause, report.
+    """
+    directory = Path(directory_name)
+    started = time.monotonic()
+    verdict = analyze(directory)
+    write_outputs(directory, verdict)
+    campaign = read_campaign(directory)
+    status = EXIT_STATUS.get(verdict.verdict, 0)
+    why = cause(verdict)
+    if not is_complete(directory, campaign):
+        status, why = UNUSABLE, unfinished_sentence(directory, campaign)
+    return {
+        "exit_status": status,
+        "verdict": verdict.verdict,
+        "answer": ten_lines(verdict, str(directory)),
+        "cause": why,
+        "report": str(directory / "report.html"),
+        "directory": str(directory),
+        "analysis_seconds": time.monotonic() - started,
+    }
+
+
+def unfinished_sentence(directory: Path, campaign: Campaign) -> str:
+    """Which hosts are not finished and why, and that the same command goes on."""
+    states = {state.host: state for state in _host_states(directory)}
+    parts = []
+    for host in campaign.plan.hosts:
+        state = states.get(host.host)
+        if state is None or state.state != "finished":
+            done, planned = len(_finished_runs(directory, host.host)), sum(not run.spare for run in host.runs)
+            why = f"{state.state}{f': {state.reason}' if state.reason else ''}" if state else "nothing was fetched"
+            parts.append(f"{host.host} ({why}; {done} of {planned} runs done)")
+    return f"not finished on {', '.join(parts)}; the same command goes on with what is missing."

@@ -1,0 +1,67 @@
+"""Checks of a launch before anything is started: both arms' arguments against a version and a host's facts.
+
+Pure: mappings in, findings out. Numbers are in bytes, tokens and blocks. What a version takes is data
+(`kvtrial.record`, connector_keys.yml, cuda.yml, models.yml, hazards.yml).
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kvtrial.analysis.check_arms import check_comparable, check_exposure
+from kvtrial.analysis.check_connector import check_connector
+from kvtrial.analysis.check_host import check_host
+from kvtrial.analysis.check_sizes import check_sizes
+from kvtrial.analysis.launch_arm import Arm, Backend, Finding, read_arm
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.hazards import hazards_for
+from kvtrial.record.launch import parse_vllm_args
+
+__all__ = ["Finding", "check_launches", "parse_vllm_args"]
+
+
+def check_launches(
+    host: Mapping[str, Any],
+    vllm: Mapping[str, Any],
+    arms: Mapping[str, Mapping[str, Any]],
+    model: Mapping[str, Any] | None = None,
+) -> list[Finding]:
+    """Findings on the arms of a trial, refusals first; none means nothing known speaks against starting it.
+
+    host: facts such as driver_version, glibc, python, gpu_memory_mib, ram_available_bytes, dev_shm_free_bytes; what is
+    absent is not checked. vllm: `version`, and optionally `backend` (cuda or cpu), `source`, `cuda`. arms: name ->
+    {args: [...], env: {...}}; the first, or the one named control, is what the others are held against. model:
+    `kv_bytes_per_token`. Raises UnusableInput where these can't be read.
+    """
+    if "version" not in vllm:
+        raise UnusableInput("vllm.version is missing; give the version that /version prints, such as 0.32.0.")
+    if not arms:
+        raise UnusableInput("arms is empty; give control and at least one variant, each with args and env.")
+    version = str(vllm["version"])
+    backend: Backend = "cpu" if vllm.get("backend") == "cpu" else "cuda"
+    read = [read_arm(name, spec, version, backend, model) for name, spec in arms.items()]
+    findings = list(check_host(host, vllm, version, backend))
+    for arm in read:
+        findings += check_connector(arm)
+        findings += check_sizes(arm, host)
+        findings += check_exposure(arm)
+    findings += check_comparable(read)
+    findings += _check_hazards(read, version, backend)
+    return sorted(findings, key=lambda finding: finding.severity != "refuse")
+
+
+def _check_hazards(arms: list[Arm], version: str, backend: Backend) -> Iterator[Finding]:
+    launches = {arm.name: arm.launch for arm in arms}
+    for hit in hazards_for(version, launches, backend, concerns=("offload",)):
+        if hit.action == "watch" or hit.guarded:
+            continue
+        guard = hit.hazard.guard
+        yield Finding(
+            "version_hazard" if hit.action == "block" else "version_hazard_unguarded",
+            "refuse" if hit.action == "block" else "warn",
+            ", ".join(hit.applies_to_arms),
+            f"vLLM {version}: {hit.detail} {hit.hazard.symptom}",
+            {"hazard": hit.hazard.id, "since": hit.hazard.since, "until": hit.hazard.until},
+            f"Set {' '.join(guard.args)} in all arms."
+            if guard
+            else "Use another vLLM version or leave this setting out.",
+        )

@@ -1,0 +1,206 @@
+"""Whether the CPU tier's size makes sense beside the GPU's KV cache, /dev/shm and the host's memory."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kvtrial.analysis.check_connector import CPU_BLOCK_MULTIPLE
+from kvtrial.analysis.launch_arm import CPU_BLOCK_TOKENS, Arm, Finding
+from kvtrial.record.hazards import DEFAULT_SPEC
+from kvtrial.record.versions import within
+
+GIB = 2**30
+GIB_SUSPICION_BYTES = 65536
+TIER_OVER_GPU_COMFORT = 1.5
+RAM_RESERVE_BYTES = 8 * GIB
+RAM_RESERVE_SHARE = 0.10
+
+
+def check_sizes(arm: Arm, host: Mapping[str, Any]) -> Iterator[Finding]:
+    """Findings on an arm's sizes, compared in tokens where the model's bytes per token are known."""
+    if arm.backend == "cpu" and arm.block_tokens % CPU_BLOCK_MULTIPLE:
+        yield Finding(
+            "block_size_not_multiple",
+            "refuse",
+            arm.name,
+            f"--block-size {arm.block_tokens} is not a multiple of {CPU_BLOCK_MULTIPLE}; the CPU engine ends in "
+            f"'No common block size for {arm.block_tokens}'.",
+            {"block_size": arm.block_tokens, "multiple": CPU_BLOCK_MULTIPLE},
+            f"Give --block-size {CPU_BLOCK_MULTIPLE}, 64 or {CPU_BLOCK_TOKENS}.",
+        )
+    tier = arm.tier
+    if tier is None:
+        return
+    if _size_is_missing(arm):
+        yield Finding(
+            "cpu_bytes_missing",
+            "refuse",
+            arm.name,
+            f"{tier.connector} is given without cpu_bytes_to_use (0 counts as missing); the engine would end in "
+            "'cpu_bytes_to_use must be specified in kv_connector_extra_config'.",
+            {},
+            "Give cpu_bytes_to_use in bytes, for all workers together, such as 8589934592 for 8 GiB.",
+        )
+    if not tier.cpu_bytes:
+        return
+    if tier.connector == "OffloadingConnector" and within(arm.version, "0.14", None):
+        yield from _check_capacity(arm, tier.cpu_bytes)
+    yield from _check_room(arm, tier.cpu_bytes, host)
+
+
+def _size_is_missing(arm: Arm) -> bool:
+    tier = arm.tier
+    return (
+        tier is not None
+        and tier.connector == "OffloadingConnector"
+        and within(arm.version, "0.14", None)
+        and not tier.extra.get("cpu_bytes_to_use")
+        and "num_cpu_blocks" not in tier.extra
+    )
+
+
+def _check_capacity(arm: Arm, tier_bytes: int) -> Iterator[Finding]:
+    chunk = arm.chunk_bytes
+    guess = f"; did you mean {tier_bytes} GiB ({tier_bytes * GIB})?" if 0 < tier_bytes <= GIB_SUSPICION_BYTES else ""
+    if chunk is not None and tier_bytes < chunk:
+        yield Finding(
+            "tier_below_one_block",
+            "refuse",
+            arm.name,
+            f"cpu_bytes_to_use={tier_bytes} is {tier_bytes} bytes, less than one chunk of {arm.chunk_tokens} "
+            f"tokens ({chunk} bytes): the tier would hold 0 "
+            f"chunks and vLLM says nothing{guess or '.'}",
+            {
+                "cpu_bytes_to_use": tier_bytes,
+                "chunk_bytes": chunk,
+                "chunks": 0,
+                "bytes_if_gib": tier_bytes * GIB if guess else None,
+            },
+            f"Give bytes: {tier_bytes * GIB}."
+            if guess
+            else "Give a tier of many chunks, larger than the GPU's KV cache.",
+        )
+    if guess:
+        yield Finding(
+            "cpu_bytes_looks_like_gib",
+            "refuse",
+            arm.name,
+            f"cpu_bytes_to_use={tier_bytes} is {tier_bytes} bytes{guess}",
+            {"cpu_bytes_to_use": tier_bytes, "bytes_if_gib": tier_bytes * GIB},
+            f"Give bytes: {tier_bytes * GIB}.",
+        )
+    if guess or chunk is None or tier_bytes < chunk:
+        return
+    yield from _check_against_gpu(arm, tier_bytes // chunk)
+
+
+def _check_against_gpu(arm: Arm, chunks: int) -> Iterator[Finding]:
+    tier_tokens = chunks * arm.chunk_tokens
+    gpu_blocks = _gpu_blocks(arm)
+    if gpu_blocks is None:
+        yield Finding(
+            "gpu_kv_not_pinned",
+            "warn",
+            arm.name,
+            f"The GPU's KV cache follows from the memory left over, so whether the tier of {tier_tokens} tokens is "
+            "larger can't be told beforehand, and arms may "
+            "get different sizes.",
+            {"tier_tokens": tier_tokens},
+            "Pin --kv-cache-memory-bytes (or --num-gpu-blocks-override) in all arms.",
+        )
+        return
+    block = arm.block_tokens
+    gpu_tokens = gpu_blocks * block
+    numbers = {
+        "tier_blocks": tier_tokens // block,
+        "tier_tokens": tier_tokens,
+        "gpu_kv_blocks": gpu_blocks,
+        "gpu_kv_tokens": gpu_tokens,
+        "kv_bytes_per_token": arm.kv_bytes_per_token,
+    }
+    sizes = (
+        f"the tier holds {tier_tokens // block} blocks = {tier_tokens} tokens, "
+        f"the GPU's KV cache {gpu_blocks} blocks = {gpu_tokens} tokens"
+    )
+    if tier_tokens <= gpu_tokens:
+        yield Finding(
+            "tier_smaller_than_gpu_kv",
+            "refuse",
+            arm.name,
+            f"The CPU tier is not larger than the GPU's KV cache: {sizes}; stores are immediate and mirror the "
+            "GPU, so such a tier adds no hits and the "
+            "trial can't show a gain.",
+            numbers,
+            "Make the tier clearly larger than the GPU's KV cache (2x or more), or shrink --kv-cache-memory-bytes "
+            "in all arms.",
+        )
+    elif tier_tokens < TIER_OVER_GPU_COMFORT * gpu_tokens:
+        yield Finding(
+            "tier_leaves_no_room",
+            "warn",
+            arm.name,
+            f"The CPU tier is less than {TIER_OVER_GPU_COMFORT} times the GPU's KV cache: {sizes}; evicting "
+            "prompts surely and staying below 0.8 of the tier does "
+            "not fit.",
+            numbers,
+            "Make the tier 2x the GPU's KV cache or more, or shrink --kv-cache-memory-bytes in all arms.",
+        )
+
+
+def _gpu_blocks(arm: Arm) -> int | None:
+    override = arm.parsed.size("num-gpu-blocks-override")
+    if override is not None:
+        return override
+    kv_bytes = arm.parsed.size("kv-cache-memory-bytes")
+    if kv_bytes is None or arm.kv_bytes_per_token is None:
+        return None
+    return kv_bytes * arm.workers // (arm.kv_bytes_per_token * arm.block_tokens)
+
+
+def _check_room(arm: Arm, tier_bytes: int, host: Mapping[str, Any]) -> Iterator[Finding]:
+    shm_free, ram = host.get("dev_shm_free_bytes"), host.get("ram_available_bytes")
+    since = "0.27" if arm.tier and arm.tier.extra.get("spec_name", DEFAULT_SPEC) == DEFAULT_SPEC else "0.22"
+    in_shm = (
+        arm.backend == "cuda"
+        and arm.tier is not None
+        and arm.tier.connector == "OffloadingConnector"
+        and not arm.tier.extra.get("spec_module_path")
+        and within(arm.version, since, None)
+    )
+    if in_shm and shm_free is not None and int(shm_free) < tier_bytes:
+        says = (
+            "'OSError: [Errno 14] Bad address'"
+            if within(arm.version, None, "0.28")
+            else "'Insufficient space in /dev/shm'"
+        )
+        yield Finding(
+            "dev_shm_too_small",
+            "refuse",
+            arm.name,
+            f"The tier of {tier_bytes} bytes ({tier_bytes / GIB:.1f} GiB) is a file in /dev/shm from {since}, "
+            f"where {shm_free} bytes "
+            f"({int(shm_free) / GIB:.1f} GiB) are free; {arm.version} ends in {says}.",
+            {"cpu_bytes_to_use": tier_bytes, "dev_shm_free_bytes": int(shm_free)},
+            "Enlarge /dev/shm (container --ipc=host or --shm-size, else remount) above the tier, remove left-over "
+            "vllm_offload_*.mmap that no process maps, or "
+            "take a smaller tier.",
+        )
+    if ram is None:
+        return
+    left = int(ram) - tier_bytes
+    reserve = max(RAM_RESERVE_BYTES, int(RAM_RESERVE_SHARE * int(ram)))
+    if arm.backend == "cuda" and left < reserve:
+        yield Finding(
+            "host_memory_too_small",
+            "refuse" if left < 0 else "warn",
+            arm.name,
+            f"Of {ram} bytes of available memory ({int(ram) / GIB:.1f} GiB) the tier of {tier_bytes} bytes leaves "
+            f"{left} ({left / GIB:.1f} GiB), less than the "
+            f"reserve of {reserve} ({reserve / GIB:.1f} GiB).",
+            {
+                "ram_available_bytes": int(ram),
+                "cpu_bytes_to_use": tier_bytes,
+                "left_bytes": left,
+                "reserve_bytes": reserve,
+            },
+            "Take a smaller tier, or free memory on the host.",
+        )

@@ -1,0 +1,147 @@
+"""The command `kvtrial`. Exit status of analyze: 0 verdict, 3 INCONCLUSIVE, 4 INVALID, 2 unusable input."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+import kvtrial
+from kvtrial.analysis import campaign as campaigns
+from kvtrial.analysis.check import check_launches
+from kvtrial.analysis.reproduce import reproduce
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.hazards import hazards_of
+from kvtrial.record.schemas import SCHEMAS, json_schema
+
+REFUSED = 4
+
+
+def analyze(options: argparse.Namespace) -> int:
+    """Gates, effects and verdict of a campaign, from its records; writes every output anew."""
+    done = campaigns.conclude(str(options.campaign))
+    print((options.campaign / "verdict.json").read_text() if options.json else "\n".join(done["answer"]))
+    status = int(done["exit_status"])
+    if status == campaigns.UNUSABLE:
+        print(done["cause"], file=sys.stderr)
+    return status
+
+
+def report(options: argparse.Namespace) -> int:
+    """Write report.html of a campaign."""
+    verdict = campaigns.analyze(options.campaign)
+    campaigns.write_outputs(options.campaign, verdict)
+    print(options.campaign / "report.html")
+    return 0
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Runs, hours, RAM and least detectable effect; touches no host."""
+    from kvtrial.analysis.planning import announce
+
+    print("\n".join(announce(options.protocol, options.inventory, options.extra)))
+    return 0
+
+
+def show_reproduce(options: argparse.Namespace) -> int:
+    """How to repeat the run of a record, as commands."""
+    print("\n".join(reproduce(options.record)))
+    return 0
+
+
+def check(options: argparse.Namespace) -> int:
+    """Check both arms' launch on a host, as preflight does. Exit status 4 if it must be refused."""
+    raw = _yaml(options.launch)
+    if missing := [name for name in ("host", "vllm", "arms") if not isinstance(raw.get(name), dict)]:
+        raise UnusableInput(f"{options.launch} lacks {missing[0]}; it must be a mapping with host, vllm and arms.")
+    findings = check_launches(raw["host"], raw["vllm"], raw["arms"], raw.get("model"))
+    refused = any(finding.severity == "refuse" for finding in findings)
+    answer = {
+        "verdict": "INVALID" if refused else "report",
+        "class": findings[0].class_ if findings else None,
+        "findings": [msgspec.to_builtins(finding) for finding in findings],
+    }
+    if options.json:
+        print(json.dumps(answer, indent=1))
+    else:
+        for finding in findings:
+            print(f"{finding.severity} {finding.class_} ({finding.arm}): {finding.reason} {finding.do}")
+        print("refused" if refused else "nothing forbids these launches")
+    return REFUSED if refused else 0
+
+
+def hazards(options: argparse.Namespace) -> int:
+    """Known defects of a vLLM version."""
+    known = hazards_of(options.vllm)
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(known), indent=1).decode())
+        return 0
+    for hazard in known:
+        print(f"{hazard.action:5}  {hazard.id}: {hazard.title} [{hazard.source}]")
+    return 0
+
+
+def schema(options: argparse.Namespace) -> int:
+    """A JSON Schema of this release."""
+    print(json.dumps(json_schema(options.name), indent=1))
+    return 0
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UnusableInput(f"{path} can't be read ({error.strerror}); give an existing file.") from None
+    except yaml.YAMLError as error:
+        raise UnusableInput(f"{path} is not YAML ({' '.join(str(error).split())}); mend it.") from None
+    if not isinstance(raw, dict):
+        raise UnusableInput(f"{path} must hold a mapping with host, vllm and arms.")
+    return raw
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kvtrial", description="Controlled trials of KV-cache settings on vLLM.")
+    parser.add_argument("--version", action="version", version=f"kvtrial {kvtrial.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, act: Any) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=(act.__doc__ or "").splitlines()[0])
+        added.set_defaults(act=act)
+        return added
+
+    planned = command("plan", plan)
+    planned.add_argument("protocol", nargs="?", default="offload_return", help="name or file; default offload_return")
+    planned.add_argument("-i", "--inventory", default=None, help="inventory; default inventories/local")
+    planned.add_argument("-e", "--extra-vars", dest="extra", action="append", default=[], help="as ansible-playbook's")
+    analyzed = command("analyze", analyze)
+    analyzed.add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
+    analyzed.add_argument("--json", action="store_true")
+    command("report", report).add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
+    command("reproduce", show_reproduce).add_argument("record", type=Path, help="a record.json")
+    checked = command("check", check)
+    checked.add_argument("launch", type=Path, help="YAML with host, vllm and arms")
+    checked.add_argument("--json", action="store_true")
+    known = command("hazards", hazards)
+    known.add_argument("--vllm", required=True, help="a vLLM version, such as 0.32.0")
+    known.add_argument("--json", action="store_true")
+    command("schema", schema).add_argument("name", choices=sorted(SCHEMAS))
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of `kvtrial`."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.act(options))
+    except UnusableInput as error:
+        print(str(error), file=sys.stderr)
+        return campaigns.UNUSABLE
+    except BrokenPipeError:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""Gates: checks of validity, decided from records alone and blind to the outcome.
+
+A protocol lists its gates by name with parameters; each is a function from facts to passed (or not, or undecidable)
+and a sentence with the numbers. Importing this package registers all of them.
+"""
+
+from kvtrial.analysis.gates import answers, conditions, counts, launch, sizing, treatment
+from kvtrial.analysis.gates.context import GATES, GateContext, holds, run_gates, validate_gates
+
+__all__ = [
+    "GATES",
+    "GateContext",
+    "answers",
+    "conditions",
+    "counts",
+    "holds",
+    "launch",
+    "run_gates",
+    "sizing",
+    "treatment",
+    "validate_gates",
+]

@@ -1,0 +1,190 @@
+"""Gates on what went in and came out: the same prompts, the same output lengths, the same answers."""
+
+from collections.abc import Iterable
+
+from msgspec import Struct, field
+
+from kvtrial.analysis.faults import EngineFault
+from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, gate, phase_of, some, where
+from kvtrial.record.record import PhaseRecord, RunRecord
+
+
+@gate("prompts_and_outputs_equal", NoParameters)
+def prompts_and_outputs_equal(context: GateContext, parameters: NoParameters) -> Decision:
+    """Per pair and phase all arms got the same prompts and gave outputs of the same length; each pair has new prompts."""
+    if not context.pairs.valid:
+        return None, "no valid pair"
+    may_differ = {kind for arm in context.protocol.arms.values() for kind in arm.may_differ}
+    problems: list[str] = []
+    compared = 0
+    for pair in context.pairs.valid:
+        control = pair.runs[context.protocol.control]
+        for arm, run in pair.runs.items():
+            if arm != context.protocol.control:
+                problems += _unequal(control, run, set(context.protocol.arms[arm].may_differ))
+                compared += len(run.phases)
+    if "prompt" not in may_differ:
+        problems += _repeated_prompts(context)
+    if problems:
+        return False, some(problems)
+    allowed = f" (may differ: {', '.join(sorted(may_differ))})" if may_differ else ""
+    return True, f"prompts and output lengths equal in {compared} phases of {len(context.pairs.valid)} pairs{allowed}"
+
+
+def _unequal(control: RunRecord, run: RunRecord, may_differ: set[str]) -> list[str]:
+    names = [phase.name for phase in control.phases]
+    if sorted(names) != sorted(phase.name for phase in run.phases):
+        return [f"{where(run)} has other phases than the control"]
+    problems = []
+    for phase in run.phases:
+        other = phase_of(control, phase.name)
+        assert other is not None
+        mine, theirs = phase.requests, other.requests
+        if "prompt" not in may_differ and (
+            phase.prompts_sha256 != other.prompts_sha256
+            or [request.prompt_sha256 for request in mine] != [request.prompt_sha256 for request in theirs]
+        ):
+            problems.append(f"{where(run, phase)}: other prompts than the control's")
+        lengths = [request.output_tokens for request in mine], [request.output_tokens for request in theirs]
+        if "output_length" not in may_differ and lengths[0] != lengths[1]:
+            differing = sum(a != b for a, b in zip(*lengths, strict=False)) + abs(len(mine) - len(theirs))
+            problems.append(f"{where(run, phase)}: {differing} outputs are not as long as the control's")
+    return problems
+
+
+def _repeated_prompts(context: GateContext) -> list[str]:
+    """Prompts that a pair shares with an earlier one: a repeated seed, which a warm cache would answer."""
+    first_pair: dict[tuple[str, str], int] = {}
+    problems = []
+    for pair in context.pairs.valid:
+        for phase in pair.runs[context.protocol.control].phases:
+            earlier = first_pair.setdefault((phase.name, phase.prompts_sha256), pair.number)
+            if earlier != pair.number:
+                problems.append(f"pair {pair.number}, phase {phase.name}: the prompts of pair {earlier} again")
+    return problems
+
+
+class AnswersEqual(Struct, frozen=True, forbid_unknown_fields=True):
+    """The arm, its phase answered by the engine's own cache, its phase answered by the tier, and the divergence budget."""
+
+    arm: str
+    hit: str
+    return_: str = field(name="return")
+    divergence_max_share: float = 0.0
+
+
+class Mismatch(Struct, frozen=True):
+    """A prompt that got another answer from the tier than from the engine's own cache."""
+
+    run: RunRecord
+    phase: str
+    key: str
+
+
+@gate("answers_equal", AnswersEqual)
+def answers_equal(context: GateContext, parameters: AnswersEqual) -> Decision:
+    """The arm's return equals its own cache hit token for token; against the control's return it keeps a budget.
+
+    Loaded and resident blocks take the same arithmetic afterwards, so these two must be equal. A recompute rounds
+    otherwise in bf16 and may diverge honestly. With a model that answers everything alike this shows nothing: then the
+    gate is undecided, and says so.
+    """
+    runs = context.of_arm(parameters.arm)
+    if not runs:
+        return None, f"no completed run of arm {parameters.arm}"
+    compared = sum(len(_in_both(run, parameters)) for run in runs)
+    if compared == 0:
+        return None, f"no prompt was answered both in {parameters.hit} and in {parameters.return_}"
+    wrong = mismatches(runs, parameters)
+    if wrong:
+        return False, (
+            f"wrong answers: {len(wrong)} of {compared} answers of {parameters.return_} differ from the same run's "
+            f"{parameters.hit} ({some(f'{where(m.run)}, {m.key}' for m in wrong)})"
+        )
+    differing, total = divergence(context, parameters.arm, parameters.return_)
+    if "answer" not in context.protocol.arms[parameters.arm].may_differ:
+        if total == 0:
+            return None, f"no {parameters.return_} of the control to compare with"
+        if differing > parameters.divergence_max_share * total:
+            return False, (
+                f"{differing} of {total} answers of {parameters.return_} differ from the control's, more than the declared "
+                f"{parameters.divergence_max_share:.0%}"
+            )
+    distinct, prompts = _discrimination(runs, parameters.return_)
+    if distinct < prompts / 2:
+        return None, f"not discriminating: {prompts} different prompts got only {distinct} different answers from this model"
+    return True, (
+        f"{compared} of {compared} answers of {parameters.return_} equal the same run's {parameters.hit}; {differing} of {total} "
+        f"differ from the control's (allowed {parameters.divergence_max_share:.0%}); {distinct} different answers to {prompts} prompts"
+    )
+
+
+def mismatches(runs: Iterable[RunRecord], parameters: AnswersEqual) -> list[Mismatch]:
+    """Answers that differ between the engine's own cache and the tier inside one run."""
+    return [
+        Mismatch(run, parameters.return_, key)
+        for run in runs
+        for key, (hit, returned) in _in_both(run, parameters).items()
+        if hit != returned
+    ]
+
+
+def wrong_answers(runs: Iterable[RunRecord], parameters: AnswersEqual) -> list[EngineFault]:
+    """The same as engine faults, one a run: a wrong answer is a result of its arm."""
+    by_run: dict[str, list[Mismatch]] = {}
+    for mismatch in mismatches((run for run in runs if run.arm == parameters.arm), parameters):
+        by_run.setdefault(mismatch.run.run, []).append(mismatch)
+    return [
+        EngineFault(
+            found[0].run.arm,
+            found[0].run.pair,
+            found[0].phase,
+            "wrong_answer",
+            f"{len(found)} answers differ from {parameters.hit} ({some(m.key for m in found)})",
+        )
+        for found in by_run.values()
+    ]
+
+
+def divergence(context: GateContext, arm: str, phase_name: str) -> tuple[int, int]:
+    """Answers of a phase that differ between an arm and the control in the same pair, and how many were compared."""
+    return compare_answers(context, arm, context.protocol.control, phase_name)
+
+
+def compare_answers(context: GateContext, arm: str, against: str, phase_name: str) -> tuple[int, int]:
+    """(differing, compared) answers to the same prompts in one phase, over all valid pairs."""
+    differing = total = 0
+    for pair in context.pairs.valid:
+        mine, theirs = phase_of(pair.runs[arm], phase_name), phase_of(pair.runs[against], phase_name)
+        if mine is None or theirs is None:
+            continue
+        for a, b in zip(mine.requests, theirs.requests, strict=False):
+            if a.prompt_sha256 == b.prompt_sha256:
+                total += 1
+                differing += a.answer_sha256 != b.answer_sha256
+    return differing, total
+
+
+def _in_both(run: RunRecord, parameters: AnswersEqual) -> dict[str, tuple[str, str]]:
+    hit, returned = phase_of(run, parameters.hit), phase_of(run, parameters.return_)
+    if hit is None or returned is None:
+        return {}
+    first, second = _by_prompt(hit), _by_prompt(returned)
+    return {key: (answer, second[sha][1]) for sha, (key, answer) in first.items() if sha in second}
+
+
+def _by_prompt(phase: PhaseRecord) -> dict[str, tuple[str, str]]:
+    return {request.prompt_sha256: (request.key, request.answer_sha256) for request in phase.requests}
+
+
+def _discrimination(runs: list[RunRecord], phase_name: str) -> tuple[int, int]:
+    """(different answers, different prompts) of the run in which the model tells prompts apart least."""
+    worst: tuple[int, int] | None = None
+    for run in runs:
+        phase = phase_of(run, phase_name)
+        if phase is None or not phase.requests:
+            continue
+        found = len({r.answer_sha256 for r in phase.requests}), len({r.prompt_sha256 for r in phase.requests})
+        if worst is None or found[0] / found[1] < worst[0] / worst[1]:
+            worst = found
+    return worst or (0, 0)

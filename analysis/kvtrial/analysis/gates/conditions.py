@@ -1,0 +1,184 @@
+"""Gates on the circumstances: an honest client, the same host state in both arms, no disturbance, memory left."""
+
+from collections.abc import Callable
+from statistics import median
+
+from msgspec import Struct
+
+from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, gate, some, where
+from kvtrial.analysis.metrics import find_metric
+from kvtrial.record.record import PhaseRecord, RunRecord, Samples
+
+_GPU_FIELDS_THAT_MUST_HOLD = ("name", "uuid", "driver_version", "memory.total", "clocks.max.sm", "persistence_mode", "mig.mode.current")
+
+
+class ClientHonest(Struct, frozen=True, forbid_unknown_fields=True):
+    """Most dispatch lag at the 95th percentile, in seconds."""
+
+    lag_p95_max_seconds: float
+
+
+@gate("client_honest", ClientHonest)
+def client_honest(context: GateContext, parameters: ClientHonest) -> Decision:
+    """The client sent on time: lag within the limit, in the deciding phases also within half the margin of the TTFT."""
+    primary = context.primary()
+    deciding = {primary.phase, primary.against_phase} if primary else set()
+    share = 0.0
+    if primary and primary.effect_scale == "ratio" and find_metric(primary.metric).unit == "seconds":
+        share = float(primary.margin) / 2
+    problems, largest, tightest = [], 0.0, parameters.lag_p95_max_seconds
+    for run in context.runs:
+        for phase in run.phases:
+            limit = parameters.lag_p95_max_seconds
+            if phase.name in deciding and share:
+                if phase.ttft_median_seconds is None:
+                    return None, f"{where(run, phase)}: no TTFT to measure the client's lag by"
+                limit = min(limit, share * phase.ttft_median_seconds)
+            lag = phase.card.dispatch_lag_p95_seconds
+            if lag is None:
+                return None, f"{where(run, phase)}: the client's dispatch lag is not recorded"
+            largest, tightest = max(largest, lag), min(tightest, limit)
+            if lag > limit:
+                problems.append(f"{where(run, phase)}: dispatch lag p95 {lag * 1e3:.3f} ms, allowed are {limit * 1e3:.3f} ms")
+    if problems:
+        return False, some(problems)
+    return True, (
+        f"dispatch lag p95 at most {largest * 1e3:.3f} ms; allowed {parameters.lag_p95_max_seconds * 1e3:g} ms, in the deciding "
+        f"phases half the margin of the TTFT (down to {tightest * 1e3:.3f} ms)"
+    )
+
+
+class ConditionsEqual(Struct, frozen=True, forbid_unknown_fields=True):
+    """Tolerance of the CPU clock between arms (relative), most client CPU (cores), and its most difference of arms."""
+
+    cpu_mhz_tolerance_share: float
+    client_cpu_share_max: float
+    client_cpu_difference_max: float = 0.30
+
+
+@gate("conditions_equal", ConditionsEqual)
+def conditions_equal(context: GateContext, parameters: ConditionsEqual) -> Decision:
+    """Host, kernel, driver and governor are the same in all runs; clock, throttling and client CPU are alike in all arms.
+
+    A boot between pairs is allowed (a host that was cut and came back); inside a pair it drops the pair.
+    """
+    problems = [
+        f"{what} is not the same in all runs: {some(sorted(values))}"
+        for what, read in _FIXED.items()
+        if len(values := {str(read(run)) for run in context.runs}) > 1
+    ]
+    details = []
+    for text, problem in (
+        _clock(context, parameters.cpu_mhz_tolerance_share),
+        _throttle(context),
+        _client_cpu(context, parameters),
+    ):
+        details.append(text)
+        problems += [problem] if problem else []
+    if problems:
+        return False, some(problems)
+    boots = len({run.conditions.boot_id for run in context.runs})
+    fixed = f"{', '.join(_FIXED)} equal in {len(context.runs)} runs ({boots} boot{'s' if boots > 1 else ''})"
+    return True, "; ".join([fixed, *details])
+
+
+_FIXED: dict[str, Callable[[RunRecord], object]] = {
+    "CPU model": lambda run: run.conditions.cpu_model,
+    "CPUs": lambda run: run.conditions.cpus,
+    "RAM": lambda run: run.conditions.ram_total_bytes,
+    "kernel": lambda run: run.conditions.kernel,
+    "governor": lambda run: run.conditions.governor,
+    "transparent huge pages": lambda run: run.conditions.transparent_hugepages,
+    "clock source": lambda run: run.conditions.clock_source,
+    "driver": lambda run: run.conditions.driver_version,
+    "GPUs": lambda run: [{name: gpu.get(name) for name in _GPU_FIELDS_THAT_MUST_HOLD} for gpu in run.conditions.gpus],
+}
+
+
+def _clock(context: GateContext, tolerance: float) -> tuple[str, str | None]:
+    known = {arm: [s.cpu_mhz_median for s in _samples(context, arm) if s.cpu_mhz_median is not None] for arm in context.arms()}
+    medians = {arm: median(values) for arm, values in known.items() if values}
+    if len(medians) < 2:
+        return "CPU clock not readable here", None
+    shown = ", ".join(f"{arm} {value:,.0f} MHz" for arm, value in medians.items())
+    if max(medians.values()) > (1 + tolerance) * min(medians.values()):
+        return "", f"CPU clock differs between arms by more than {tolerance:.0%}: {shown}"
+    return f"CPU clock {shown}", None
+
+
+def _throttle(context: GateContext) -> tuple[str, str | None]:
+    totals = {arm: sum(s.throttle_events or 0 for s in _samples(context, arm)) for arm in context.arms()}
+    shown = ", ".join(f"{arm} {count}" for arm, count in totals.items())
+    if any(totals.values()) and not all(totals.values()):
+        return "", f"throttling in one arm only: {shown}"
+    return f"throttle events {shown}", None
+
+
+def _client_cpu(context: GateContext, parameters: ConditionsEqual) -> tuple[str, str | None]:
+    worst = max(((phase.card.client_cpu_share, run, phase) for run in context.runs for phase in run.phases), key=lambda item: item[0])
+    if worst[0] > parameters.client_cpu_share_max:
+        share, run, phase = worst
+        return "", f"{where(run, phase)}: the client used {share:.2f} of a core, allowed are {parameters.client_cpu_share_max:g}"
+    medians = {arm: median(_whole_run_share(run.phases) for run in context.of_arm(arm)) for arm in context.arms()}
+    shown = ", ".join(f"{arm} {share:.2f}" for arm, share in medians.items())
+    if max(medians.values()) - min(medians.values()) > parameters.client_cpu_difference_max:
+        return "", f"client CPU differs between arms: {shown} of a core"
+    return f"client CPU {shown} of a core, at most {worst[0]:.2f} in a phase", None
+
+
+def _whole_run_share(phases: list[PhaseRecord]) -> float:
+    wall = sum(phase.card.wall_seconds for phase in phases)
+    return sum(phase.card.client_cpu_seconds for phase in phases) / wall if wall else 0.0
+
+
+def _samples(context: GateContext, arm: str) -> list[Samples]:
+    return [run.samples for run in context.of_arm(arm) if run.samples is not None]
+
+
+class Undisturbed(Struct, frozen=True, forbid_unknown_fields=True):
+    """Most CPU of foreign processes and most time stolen by a hypervisor, in shares of the machine."""
+
+    foreign_cpu_share_max: float
+    steal_share_max: float
+
+
+@gate("undisturbed", Undisturbed)
+def undisturbed(context: GateContext, parameters: Undisturbed) -> Decision:
+    """Nobody else used the machine: little foreign CPU, little steal, no foreign process on a GPU."""
+    problems, foreign, steal = [], 0.0, 0.0
+    for run in context.runs:
+        if run.samples is None or run.samples.count == 0:
+            return None, f"{where(run)} has no samples of the machine"
+        foreign, steal = max(foreign, run.samples.foreign_cpu_share), max(steal, run.samples.steal_share)
+        if run.samples.foreign_cpu_share > parameters.foreign_cpu_share_max:
+            problems.append(
+                f"{where(run)}: foreign processes used {run.samples.foreign_cpu_share:.0%} of the CPUs, allowed are "
+                f"{parameters.foreign_cpu_share_max:.0%}"
+            )
+        if run.samples.steal_share > parameters.steal_share_max:
+            problems.append(
+                f"{where(run)}: {run.samples.steal_share:.0%} of CPU time was stolen, allowed are {parameters.steal_share_max:.0%}"
+            )
+        if run.samples.vram_foreign_processes:
+            problems.append(f"{where(run)}: {run.samples.vram_foreign_processes} foreign processes were on the GPU")
+    if problems:
+        return False, some(problems)
+    return True, f"foreign CPU at most {foreign:.0%}, steal at most {steal:.0%}, in {len(context.runs)} runs"
+
+
+@gate("memory_left", NoParameters)
+def memory_left(context: GateContext, parameters: NoParameters) -> Decision:
+    """Available RAM never fell under the declared reserve."""
+    problems, least = [], float("inf")
+    for run in context.runs:
+        if run.samples is None or run.samples.count == 0:
+            return None, f"{where(run)} has no samples of the machine"
+        least = min(least, run.samples.ram_available_min_bytes)
+        if run.samples.ram_available_min_bytes < run.ram_reserve_bytes:
+            problems.append(
+                f"{where(run)}: {run.samples.ram_available_min_bytes:,} bytes of RAM were left, the reserve is "
+                f"{run.ram_reserve_bytes:,}"
+            )
+    if problems:
+        return False, some(problems)
+    return True, f"at least {least:,.0f} bytes of RAM were left, the reserve is {context.runs[0].ram_reserve_bytes:,}"

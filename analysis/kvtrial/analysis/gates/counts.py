@@ -1,0 +1,86 @@
+"""Gates on the books: counters only rise in one process, and every request that was sent is accounted for."""
+
+from collections.abc import Iterator
+
+from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, gate, some, where
+from kvtrial.analysis.metrics import delta
+from kvtrial.record.exposition import metric_table
+from kvtrial.record.record import PhaseRecord, RunRecord
+
+START_TIME = "process_start_time_seconds"
+FINISHED = ("requests_finished_stop", "requests_finished_length", "requests_finished_repetition")
+LOST = ("requests_finished_abort", "requests_finished_error")
+
+
+@gate("counters_monotone", NoParameters)
+def counters_monotone(context: GateContext, parameters: NoParameters) -> Decision:
+    """Counters never fall from scrape to scrape of a run, its server has one start time, and no other run's."""
+    problems: list[str] = []
+    started: dict[float, RunRecord] = {}
+    steps = 0
+    for run in context.runs:
+        if not run.phases:
+            return None, f"{where(run)} has no phase"
+        for name, before, after in _steps(run):
+            steps += 1
+            problems += [f"{where(run)}, {name}: {text}" for text in _fell(before, after)]
+        starts = {value for phase in run.phases for value in (phase.before.get(START_TIME), phase.after.get(START_TIME))}
+        if None in starts:
+            return None, f"{where(run)}: the server's start time is not recorded"
+        if len(starts) > 1:
+            problems.append(f"{where(run)}: the server was restarted, its start time changed within the run")
+        for start in starts:
+            other = started.setdefault(start, run) if start is not None else run
+            if other is not run:
+                problems.append(f"{where(run)} used the same server as {where(other)}; every run needs a fresh one")
+    if problems:
+        return False, some(problems)
+    return True, f"no counter fell in {steps} steps of {len(context.runs)} runs; one process start in each, none shared"
+
+
+def _steps(run: RunRecord) -> Iterator[tuple[str, dict[str, float | None], dict[str, float | None]]]:
+    in_time = sorted(run.phases, key=lambda phase: phase.started_monotonic_seconds)
+    for phase in in_time:
+        yield f"phase {phase.name}", phase.before, phase.after
+    for first, second in zip(in_time, in_time[1:], strict=False):
+        yield f"between {first.name} and {second.name}", first.after, second.before
+
+
+def _fell(before: dict[str, float | None], after: dict[str, float | None]) -> list[str]:
+    problems = []
+    for role, entry in metric_table().values.items():
+        was, now = before.get(role), after.get(role)
+        if not entry.accumulates or was is None:
+            continue
+        if now is None:
+            problems.append(f"{role} was exported and then no longer")
+        elif now < was:
+            problems.append(f"{role} fell from {was:,.0f} to {now:,.0f}")
+    return problems
+
+
+@gate("requests_complete", NoParameters)
+def requests_complete(context: GateContext, parameters: NoParameters) -> Decision:
+    """Sent, finished at the client and finished at the server are one number in every phase; none failed or aborted."""
+    problems, requests = [], 0
+    for run in context.runs:
+        for phase in run.phases:
+            at_server, lost = _sum(phase, FINISHED), _sum(phase, LOST)
+            if at_server is None:
+                return None, f"{where(run, phase)}: the server's finished requests are not exported"
+            requests += phase.sent
+            if not phase.sent == phase.finished == at_server == len(phase.requests) or phase.failed or lost:
+                classes = ", ".join(f"{name} {count}" for name, count in sorted(phase.errors.items()))
+                problems.append(
+                    f"{where(run, phase)}: sent {phase.sent}, finished {phase.finished} at the client and {at_server:.0f} at the "
+                    f"server, recorded {len(phase.requests)}, failed {phase.failed}, aborted or in error {lost or 0:.0f}"
+                    + (f" ({classes})" if classes else "")
+                )
+    if problems:
+        return False, some(problems)
+    return True, f"sent = finished = counted by the server: {requests:,} requests in {len(context.runs)} runs, 0 failed or aborted"
+
+
+def _sum(phase: PhaseRecord, roles: tuple[str, ...]) -> float | None:
+    known = [value for role in roles if (value := delta(phase, role)) is not None]
+    return sum(known) if known else None

@@ -1,0 +1,231 @@
+"""Gates on what was started: the launch, what the engine resolved it to, where it listens, which defects it has."""
+
+import ipaddress
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec import Struct
+
+from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, backend_of, gate, some, where
+from kvtrial.record.hazards import Concern, hazards_for
+from kvtrial.record.launch import parse_vllm_args, tier_of
+from kvtrial.record.launchfacts import Difference, differences, layouts, undeclared
+from kvtrial.record.plan import Launch
+from kvtrial.record.protocol import Arm
+from kvtrial.record.record import Resolved, RunRecord
+
+_WHERE_IT_LISTENS = {"port"}
+
+
+@gate("launch_differs_as_declared", NoParameters)
+def launch_differs_as_declared(context: GateContext, parameters: NoParameters) -> Decision:
+    """Arms differ in what they declare, its known consequences by version, and nothing else; runs of an arm in nothing."""
+    silent = [where(run) for run in context.runs if run.resolved is None]
+    if silent:
+        return None, f"the engine was not asked for its configuration in {some(silent)}"
+    control_runs = context.of_arm(context.protocol.control)
+    if not control_runs:
+        return None, "no completed run of the control"
+    problems = [problem for arm in context.arms() for problem in _within_arm(context.of_arm(arm))]
+    found: list[Difference] = []
+    for arm in context.arms():
+        if arm != context.protocol.control:
+            pair = control_runs[0], context.of_arm(arm)[0]
+            declared = [context.protocol.arms[context.protocol.control], context.protocol.arms[arm]]
+            problems += _asked(*pair, declared)
+            resolved, differing = _resolved(*pair, declared)
+            problems += resolved
+            found += differing
+    problems += _same_everywhere(context.runs)
+    if problems:
+        return False, some(problems)
+    declared_fields = sorted({d.path for d in found if d.kind == "other"})
+    consequences = sorted({d.path for d in found if d.kind == "consequence"})
+    return True, (
+        f"{len(declared_fields)} resolved fields differ, all declared"
+        + (f" ({some(declared_fields)})" if declared_fields else "")
+        + f"; {len(consequences)} by known consequence"
+        + (f" ({some(consequences)})" if consequences else "")
+        + f"; packages equal in {len(context.runs)} runs"
+    )
+
+
+def _within_arm(runs: list[RunRecord]) -> list[str]:
+    """A launch or a resolved configuration that changed from run to run of one arm."""
+    first, problems = runs[0], []
+    for run in runs[1:]:
+        if (run.launch.argv, run.launch.env) != (first.launch.argv, first.launch.env):
+            problems.append(f"arm {run.arm} was launched otherwise in pair {run.pair} than in pair {first.pair}")
+        changed = [d for d in _differences(first, run) if d.kind != "volatile"]
+        if changed:
+            what = some(f"{d.path} {d.control!r} → {d.variant!r}" for d in changed)
+            problems.append(f"arm {run.arm} resolved otherwise in pair {run.pair} than in pair {first.pair}: {what}")
+    return problems
+
+
+def _asked(control: RunRecord, variant: RunRecord, declared: list[Arm]) -> list[str]:
+    """Options and environment in which the launches differ without any arm declaring it."""
+    names = _declared_differently([{key.replace("_", "-"): value for key, value in arm.args.items()} for arm in declared])
+    variables = _declared_differently([dict(arm.env) for arm in declared])
+    left, right = _options(control.launch), _options(variant.launch)
+    options = {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
+    env = {
+        name
+        for name in control.launch.env.keys() | variant.launch.env.keys()
+        if control.launch.env.get(name) != variant.launch.env.get(name)
+    }
+    problems = [
+        f"--{name} differs between {control.arm} and {variant.arm} and no arm declares it"
+        for name in sorted(options - names - _WHERE_IT_LISTENS)
+    ]
+    problems += [
+        f"environment {name} differs between {control.arm} and {variant.arm} and no arm declares it"
+        for name in sorted(env - variables)
+    ]
+    problems += [f"--{name} is declared, yet both launches have it alike" for name in sorted(names - options)]
+    problems += [f"environment {name} is declared, yet both launches have it alike" for name in sorted(variables - env)]
+    return problems
+
+
+def _declared_differently(declared: list[dict[str, Any]]) -> set[str]:
+    return {name for given in declared for name in given if any(other.get(name) != given[name] for other in declared)}
+
+
+def _options(launch: Launch) -> dict[str, str | bool | None]:
+    parsed = parse_vllm_args(launch.argv)
+    options: dict[str, str | bool | None] = {**parsed.options, "model": parsed.model}
+    if parsed.kv_transfer is not None:
+        options["kv-transfer-config"] = json.dumps(parsed.kv_transfer, sort_keys=True)
+    return options
+
+
+def _resolved(control: RunRecord, variant: RunRecord, declared: list[Arm]) -> tuple[list[str], list[Difference]]:
+    found = [d for d in _differences(control, variant) if d.kind != "volatile"]
+    allowed = [path for d in found for path in _declared_part(d.path, declared)]
+    problems = [
+        f"{d.path} is {d.control!r} in {control.arm} and {d.variant!r} in {variant.arm}, which no arm declares"
+        for d in undeclared(found, allowed)
+    ]
+    return problems + _layout(control, variant), found
+
+
+def _declared_part(path: str, declared: Iterable[Arm]) -> list[str]:
+    """The beginning of a path that names something declared: kv-transfer-config → vllm_config.kv_transfer_config."""
+    names = {name.replace("-", "_") for arm in declared for name in (*arm.args, *arm.env)}
+    parts = path.split(".")
+    return [".".join(parts[: index + 1]) for index, part in enumerate(parts) if part in names]
+
+
+def _layout(control: RunRecord, variant: RunRecord) -> list[str]:
+    """The KV layout, which only the log shows: equal, or as known for this version with and without the connector."""
+    was, now = _logged_layout(control), _logged_layout(variant)
+    if was == now:
+        return []
+    known = layouts(control.vllm_version_pinned, backend_of(control))
+    if known is not None and (was or known.without, now or known.with_connector) == (known.without, known.with_connector):
+        return []
+    return [f"KV layout {was} in {control.arm} and {now} in {variant.arm} is no known consequence of the connector"]
+
+
+def _logged_layout(run: RunRecord) -> str | None:
+    value = run.resolved.log_facts.get("kv_cache_layout") if run.resolved else None
+    return None if value is None else str(value)
+
+
+def _same_everywhere(runs: list[RunRecord]) -> list[str]:
+    problems = []
+    for what, values in (
+        ("num_gpu_blocks", {_facts(run).cache_config.get("num_gpu_blocks") for run in runs}),
+        ("packages_sha256", {_facts(run).packages_sha256 for run in runs}),
+    ):
+        if len(values) > 1:
+            problems.append(f"{what} is not the same in all runs: {', '.join(sorted(map(str, values)))}")
+    return problems
+
+
+def _facts(run: RunRecord) -> Resolved:
+    if run.resolved is None:
+        raise ValueError(f"no resolved configuration in {where(run)}")
+    return run.resolved
+
+
+def _differences(left: RunRecord, right: RunRecord) -> list[Difference]:
+    return differences(_facts(left).config, _facts(right).config, left.vllm_version_pinned, backend_of(left))
+
+
+@gate("model_and_version", NoParameters)
+def model_and_version(context: GateContext, parameters: NoParameters) -> Decision:
+    """The model under its planned name and revision, served by the pinned vLLM."""
+    problems = []
+    for run in context.runs:
+        if run.resolved is None:
+            return None, f"the engine was not asked what it is in {where(run)}"
+        served, version = run.resolved.served_models, run.resolved.vllm_version.split("+")[0]
+        if run.launch.served_model_name not in served:
+            problems.append(f"{where(run)}: {run.launch.served_model_name} is not among the served models {served}")
+        if version != run.vllm_version_pinned.split("+")[0]:
+            problems.append(f"{where(run)}: vLLM {run.resolved.vllm_version}, pinned is {run.vllm_version_pinned}")
+        if run.resolved.model_revision != run.model.revision:
+            problems.append(f"{where(run)}: model revision {run.resolved.model_revision}, pinned is {run.model.revision}")
+    if problems:
+        return False, some(problems)
+    first = context.runs[0]
+    return True, (
+        f"{first.launch.served_model_name} at revision {first.model.revision}, vLLM {_facts(first).vllm_version}, "
+        f"in {len(context.runs)} runs"
+    )
+
+
+@gate("loopback_only", NoParameters)
+def loopback_only(context: GateContext, parameters: NoParameters) -> Decision:
+    """Every listening socket of the engine is on a loopback address, and there is one."""
+    outside, sockets = [], 0
+    for run in context.runs:
+        if run.resolved is None or not run.resolved.listening:
+            return None, f"no listening socket is recorded in {where(run)}"
+        sockets += len(run.resolved.listening)
+        outside += [
+            f"{where(run)}: {socket.address}:{socket.port}"
+            for socket in run.resolved.listening
+            if not ipaddress.ip_address(socket.address.strip("[]").split("%")[0]).is_loopback
+        ]
+    if outside:
+        return False, f"listening beyond loopback: {some(outside)}"
+    return True, f"{sockets} listening sockets in {len(context.runs)} runs, all on loopback"
+
+
+class HazardParameters(Struct, frozen=True, forbid_unknown_fields=True):
+    """`concerns`: what the trial claims; by default what its arms and metrics say."""
+
+    concerns: list[Concern] | None = None
+
+
+@gate("hazards", HazardParameters)
+def hazards(context: GateContext, parameters: HazardParameters) -> Decision:
+    """No known defect of this version blocks, guards are set in all arms, watches stayed quiet."""
+    first = context.runs[0]
+    launches = {arm: context.of_arm(arm)[0].launch for arm in context.arms()}
+    concerns = parameters.concerns if parameters.concerns is not None else _concerns(context, launches)
+    met = hazards_for(first.vllm_version_pinned, launches, backend_of(first), concerns)
+    problems = [f"blocked: {hit.detail}" for hit in met if hit.action == "block"]
+    problems += [f"guard missing: {hit.detail}" for hit in met if hit.action == "guard" and not hit.guarded]
+    problems += [f"{where(run)}: watch {hit.hazard} went off: {hit.evidence}" for run in context.runs for hit in run.watch_hits]
+    if problems:
+        return False, some(problems)
+    watched = [hit.hazard.id for hit in met if hit.action == "watch"]
+    guarded = [hit.hazard.id for hit in met if hit.action == "guard"]
+    return True, (
+        f"vLLM {first.vllm_version_pinned}: none blocks; {len(guarded)} guarded in all arms; "
+        f"{len(watched)} watched, quiet in {len(context.runs)} runs"
+    )
+
+
+def _concerns(context: GateContext, launches: dict[str, Launch]) -> list[Concern]:
+    concerns: list[Concern] = []
+    if any("preemptions" in comparison.metric for comparison in context.protocol.comparisons):
+        concerns.append("preemptions")
+    version = context.runs[0].vllm_version_pinned
+    if any(tier_of(parse_vllm_args(launch.argv), launch.env, version) for launch in launches.values()):
+        concerns += ["offload", "answers"]
+    return concerns

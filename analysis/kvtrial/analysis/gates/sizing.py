@@ -1,0 +1,113 @@
+"""Gate on the working set: large enough to evict, small enough for the tier, asked for in an order that can hit."""
+
+from math import ceil
+
+from msgspec import Struct
+
+from kvtrial.analysis.gates.context import Decision, GateContext, gate, phase_of, some, where
+from kvtrial.analysis.metrics import delta
+from kvtrial.record.launch import parse_vllm_args, tier_of
+from kvtrial.record.record import PhaseRecord, RequestFact, RunRecord
+
+
+class WorkingSet(Struct, frozen=True, forbid_unknown_fields=True):
+    """Least pressure in shares of the usable GPU blocks, most stored chunks in shares of the tier.
+
+    `returns`: the phases whose prompts must have been pushed out; by default those of the gate `prefix_evicted`.
+    """
+
+    pressure_share_min: float
+    tier_share_max: float
+    returns: list[str] = []
+
+
+@gate("working_set", WorkingSet)
+def working_set(context: GateContext, parameters: WorkingSet) -> Decision:
+    """Pressure alone outgrows the GPU cache, everything stored in a run fits the tier, returns come in populate order."""
+    returns = parameters.returns or context.protocol.gates.get("prefix_evicted", {}).get("phases", [])
+    returns = [name for name in returns if context.not_planned(name) is None]
+    problems: list[str] = []
+    details: list[str] = []
+    for run in context.runs:
+        measured = run.resolved.cache_config.get("num_gpu_blocks") if run.resolved else None
+        if measured is None:
+            return None, f"{where(run)}: the engine's num_gpu_blocks is not recorded"
+        if int(measured) - 1 != run.capacity.usable_gpu_blocks:
+            problems.append(
+                f"{where(run)}: the engine has {int(measured) - 1:,} usable blocks, planned were "
+                f"{run.capacity.usable_gpu_blocks:,}"
+            )
+        for name in returns:
+            phase = phase_of(run, name)
+            if phase is None:
+                return None, f"{where(run)} has no phase {name}"
+            wrong, detail = _pressure(run, phase, parameters.pressure_share_min)
+            problems += wrong
+            details.append(detail)
+        wrong, detail = _tier(context, run, parameters.tier_share_max)
+        problems += wrong
+        details.append(detail)
+    if problems:
+        return False, some(problems)
+    return True, "; ".join(dict.fromkeys(detail for detail in details if detail)) + f"; in {len(context.runs)} runs"
+
+
+def _pressure(run: RunRecord, target: PhaseRecord, share_min: float) -> tuple[list[str], str]:
+    """What came between the populate of the target's prompts and their return, in blocks."""
+    block_tokens, usable = run.capacity.block_tokens, run.capacity.usable_gpu_blocks
+    in_time = sorted(run.phases, key=lambda phase: phase.started_monotonic_seconds)
+    earlier = [p for p in in_time if p.block == target.block and p.started_monotonic_seconds < target.started_monotonic_seconds]
+    wanted = [request.prompt_sha256 for request in target.requests]
+    populate = next((p for p in earlier if set(wanted) <= {r.prompt_sha256 for r in p.requests}), None)
+    if populate is None:
+        return [f"{where(run, target)}: its prompts were not populated before"], ""
+    problems = []
+    populated = [request.prompt_sha256 for request in populate.requests]
+    if wanted != [sha for sha in populated if sha in set(wanted)]:
+        problems.append(f"{where(run, target)}: the prompts return in another order than they were populated")
+    inside = [_prompt_tokens(target, request) for request in target.requests]
+    if any(tokens % block_tokens == 0 for tokens in inside):
+        problems.append(f"{where(run, target)}: a prompt ends at a block's border ({block_tokens} tokens), not inside a block")
+    others = [p for p in earlier if p.started_monotonic_seconds > populate.started_monotonic_seconds]
+    blocks = sum(
+        ceil((_prompt_tokens(p, request) + request.max_tokens - 1) / block_tokens)
+        for p in others
+        for request in p.requests
+        if request.prompt_sha256 not in populated
+    )
+    if blocks < share_min * usable:
+        problems.append(
+            f"{where(run, target)}: pressure of {blocks:,} blocks is under {share_min:g} × {usable:,} usable GPU blocks"
+        )
+    return problems, f"{target.name}: pressure {blocks:,} blocks = {blocks / usable:.2f} × {usable:,} usable GPU blocks"
+
+
+def _tier(context: GateContext, run: RunRecord, share_max: float) -> tuple[list[str], str]:
+    """All chunks the run stored, whatever their salt, against the tier's; a full tier returns nothing at all."""
+    tier_bytes, chunk_tokens = run.capacity.tier_bytes.get(run.arm), run.capacity.chunk_tokens.get(run.arm)
+    if not tier_bytes or not chunk_tokens:
+        return [], ""
+    tier = tier_of(parse_vllm_args(run.launch.argv), run.launch.env, run.vllm_version_pinned)
+    prompt_only = tier is not None and tier.extra.get("offload_prompt_only") is True
+    salts = {phase.name: phase.salt for phase in context.protocol.phases}
+    stored: dict[tuple[str, str], int] = {}
+    for phase in run.phases:
+        for request in phase.requests:
+            tokens = _prompt_tokens(phase, request) + (0 if prompt_only else request.max_tokens - 1)
+            key = salts.get(phase.name, phase.block), request.prompt_sha256
+            stored[key] = max(stored.get(key, 0), tokens // chunk_tokens)
+    chunks, capacity = sum(stored.values()), tier_bytes // (chunk_tokens * run.capacity.kv_bytes_per_token)
+    detail = f"{chunks:,} chunks stored, {capacity:,} in the tier of {run.arm}"
+    if chunks > share_max * capacity:
+        return [f"{where(run)}: {detail}, more than {share_max:g} of it"], ""
+    return [], detail
+
+
+def _prompt_tokens(phase: PhaseRecord, request: RequestFact) -> int:
+    """Tokens of a request's prompt: as the server reported it, else the phase's mean."""
+    if request.prompt_tokens is not None:
+        return request.prompt_tokens
+    total = delta(phase, "prompt_tokens")
+    if total is None or phase.sent == 0:
+        raise ValueError(f"prompt tokens of phase {phase.name} are not recorded")
+    return round(total / phase.sent)

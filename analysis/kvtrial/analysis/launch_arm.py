@@ -1,0 +1,131 @@
+"""One arm of a launch as the checks see it, and what a check says."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.hazards import DEFAULT_SPEC
+from kvtrial.record.launch import ArmLaunch, ParsedArgs, Tier, parse_vllm_args, tier_of
+from kvtrial.record.versions import data, within
+
+Severity = Literal["refuse", "warn"]
+Backend = Literal["cpu", "cuda"]
+
+PAGE_BYTES = 4096
+GPU_BLOCK_TOKENS = 16
+CPU_BLOCK_TOKENS = 128
+
+_COUNTS = (
+    "block-size",
+    "num-gpu-blocks-override",
+    "kv-cache-memory-bytes",
+    "tensor-parallel-size",
+    "pipeline-parallel-size",
+)
+
+
+class Finding(msgspec.Struct, frozen=True, rename={"class_": "class"}):
+    """One thing found: its class, whether the launch must be refused, one sentence with the numbers, and what to do."""
+
+    class_: str
+    severity: Severity
+    arm: str | None
+    reason: str
+    numbers: dict[str, Any]
+    do: str
+
+
+class KnownModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bytes of KV cache a token takes."""
+
+    kv_bytes_per_token: int
+    source: str
+
+
+class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`data/models.yml`."""
+
+    models: dict[str, KnownModel]
+
+
+class Arm(msgspec.Struct, frozen=True):
+    """One arm as the checks see it. `kv_bytes_per_token` None: the model's is not known."""
+
+    name: str
+    parsed: ParsedArgs
+    env: dict[str, str]
+    tier: Tier | None
+    version: str
+    backend: Backend
+    kv_bytes_per_token: int | None
+    launch: ArmLaunch
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block of the engine's KV cache."""
+        given = self.parsed.size("block-size")
+        return given if given else CPU_BLOCK_TOKENS if self.backend == "cpu" else GPU_BLOCK_TOKENS
+
+    @property
+    def workers(self) -> int:
+        """Workers the KV cache is spread over."""
+        return (self.parsed.size("tensor-parallel-size") or 1) * (self.parsed.size("pipeline-parallel-size") or 1)
+
+    @property
+    def stock_spec(self) -> bool:
+        """Whether the connector runs vLLM's own CPU spec."""
+        extra = self.tier.extra if self.tier else {}
+        return not extra.get("spec_module_path") and extra.get("spec_name", DEFAULT_SPEC) == DEFAULT_SPEC
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of a chunk of the CPU tier."""
+        extra = self.tier.extra if self.tier else {}
+        tokens, blocks = extra.get("block_size"), extra.get("blocks_per_chunk")
+        if isinstance(tokens, int) and tokens > 0:
+            return tokens
+        return self.block_tokens * (blocks if isinstance(blocks, int) and blocks > 0 else 1)
+
+    @property
+    def chunk_bytes(self) -> int | None:
+        """Bytes a chunk takes in the tier; whole pages from 0.27."""
+        if self.kv_bytes_per_token is None:
+            return None
+        plain = self.kv_bytes_per_token * self.chunk_tokens
+        return -(-plain // PAGE_BYTES) * PAGE_BYTES if within(self.version, "0.27", None) else plain
+
+
+def read_arm(
+    name: str, spec: Mapping[str, Any], version: str, backend: Backend, model: Mapping[str, Any] | None
+) -> Arm:
+    """Read one arm's `args` and `env`. Raises UnusableInput with the arm's name."""
+    args, env = spec.get("args"), spec.get("env") or {}
+    if not isinstance(args, list) or not isinstance(env, Mapping):
+        raise UnusableInput(f"Arm {name}: args must be a list of `vllm serve` arguments and env a mapping.")
+    environment = {str(key): str(value) for key, value in env.items()}
+    launch = ArmLaunch([str(arg) for arg in args], environment)
+    try:
+        parsed = parse_vllm_args(launch.argv)
+        tier = tier_of(parsed, environment, version)
+        for option in _COUNTS:
+            count = parsed.size(option)
+            if count is not None and count < 1:
+                raise UnusableInput(f"--{option}={count} is not above 0; give 1 or more.")
+    except UnusableInput as error:
+        raise UnusableInput(f"Arm {name}: {error}") from None
+    return Arm(name, parsed, environment, tier, version, backend, _kv_bytes_per_token(parsed, model), launch)
+
+
+def _kv_bytes_per_token(parsed: ParsedArgs, model: Mapping[str, Any] | None) -> int | None:
+    given = model.get("kv_bytes_per_token") if model else None
+    if given is None:
+        known = data("models", ModelTable).models.get(parsed.model or "")
+        given = known.kv_bytes_per_token if known else None
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int) or given < 2:
+        raise UnusableInput(f"model.kv_bytes_per_token={given!r} must be a whole number of bytes, such as 114688.")
+    halved = str(parsed.options.get("kv-cache-dtype", "")).startswith("fp8")
+    return given // 2 if halved else given

@@ -1,0 +1,173 @@
+"""Find, read and resolve protocols. A protocol may extend another: mappings are merged, null removes an entry."""
+
+import difflib
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from kvtrial.analysis.gates import validate_gates
+from kvtrial.analysis.metrics import find_metric
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.protocol import Protocol
+from kvtrial.record.version import refuse_newer
+from kvtrial.record.versions import within
+
+T = TypeVar("T")
+LOOPED_EXTENDS = 10
+
+
+def one_of(value: str, allowed: list[str], what: str, do: str) -> UnusableInput:
+    """The error for a name that isn't known, with the nearest known name."""
+    near = difflib.get_close_matches(value, allowed, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return UnusableInput(f'{what} "{value}" is not known; known: {", ".join(sorted(allowed))}.{hint} {do}')
+
+
+def load_protocol(name: str, folder: Path) -> Protocol:
+    """The protocol `name` of `folder`, or the file that `name` is the path of, with `extends` resolved and checked.
+
+    Raises UnusableInput for a protocol that does not exist, can't be read or contradicts itself.
+    """
+    raw = _read_resolved(name, folder)
+    version = str(raw.get("schema_version", ""))
+    refuse_newer(version, f"protocol {name}")
+    try:
+        protocol = msgspec.convert(raw, type=Protocol)
+    except msgspec.ValidationError as error:
+        raise UnusableInput(f"protocol {name}: {error}; see playbooks/protocols/README.md for the fields.") from None
+    check_protocol(protocol)
+    return protocol
+
+
+def _read_resolved(name: str, folder: Path, depth: int = 0) -> dict[str, Any]:
+    if depth > LOOPED_EXTENDS:
+        raise UnusableInput(f"protocol {name} extends itself, directly or through others; break the loop.")
+    path = Path(name) if name.endswith((".yml", ".yaml")) else folder / f"{name}.yml"
+    if not path.is_file():
+        known = sorted(p.stem for p in folder.glob("*.yml"))
+        raise one_of(name, known, "protocol", "Give one of these, or the path of a protocol file.")
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise UnusableInput(f"protocol file {path} is not YAML ({' '.join(str(error).split())}); mend it.") from None
+    if not isinstance(raw, dict):
+        raise UnusableInput(f"protocol file {path} must hold a mapping; see playbooks/protocols/README.md.")
+    if parent := raw.get("extends"):
+        near = path.parent if (path.parent / f"{parent}.yml").is_file() else folder
+        return _merged(_read_resolved(str(parent), near, depth + 1), raw)
+    return raw
+
+
+def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` on `base`: mappings deep, everything else replaced, null removes."""
+    result = dict(base)
+    for key, value in over.items():
+        if value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict) and isinstance(base.get(key), dict) and key != "break_even":
+            result[key] = _merged(base[key], value)
+        else:
+            result[key] = value
+    return result
+
+
+def check_protocol(protocol: Protocol) -> None:
+    """Raise UnusableInput where a protocol contradicts itself."""
+    where = f"protocol {protocol.name}"
+    if protocol.control not in protocol.arms:
+        raise one_of(protocol.control, list(protocol.arms), f"{where}: control arm", "Name an arm of the protocol.")
+    names = [phase.name for phase in protocol.phases]
+    if duplicate := {name for name in names if names.count(name) > 1}:
+        raise UnusableInput(f"{where}: phase name {sorted(duplicate)[0]} stands twice; phase names must differ.")
+    for phase in protocol.phases:
+        if phase.prompts not in protocol.prompt_sets:
+            raise one_of(phase.prompts, list(protocol.prompt_sets), f"{where}: prompt set", "Declare it.")
+    for comparison in protocol.comparisons:
+        for arm in (comparison.arm, comparison.against):
+            if arm not in protocol.arms:
+                raise one_of(arm, list(protocol.arms), f"{where}: arm", "Compare arms of the protocol.")
+        for phase_name in (comparison.phase, comparison.against_phase):
+            if phase_name is not None and phase_name not in [*names, "run"]:
+                raise one_of(phase_name, [*names, "run"], f"{where}: phase", "Compare phases of the protocol.")
+        find_metric(comparison.metric)
+    primaries = sum(comparison.role == "primary" for comparison in protocol.comparisons)
+    if primaries != 1:
+        raise UnusableInput(
+            f"{where} has {primaries} primary comparisons; exactly one decides, make the others secondary."
+        )
+    for name, count in protocol.pairs.items():
+        check_pairs(count, f"{where}: pairs.{name}")
+    for block in protocol.alternate_blocks:
+        if block not in {phase.block for phase in protocol.phases}:
+            raise one_of(block, sorted({p.block for p in protocol.phases}), f"{where}: block", "Alternate its blocks.")
+    validate_gates(protocol)
+
+
+def check_pairs(pairs: int, what: str = "pairs") -> None:
+    """Raise UnusableInput unless `pairs` is even and between 2 and 100."""
+    if pairs < 2 or pairs > 100 or pairs % 2:
+        raise UnusableInput(
+            f"{what}={pairs} can't be run: the order ABBA needs an even number of pairs, from 2 to 100, and at least 6 "
+            f"can prove anything; use {max(6, pairs + 1 if pairs % 2 else 6) if pairs < 100 else 100}."
+        )
+
+
+def with_sizes(protocol: Protocol, sizes: dict[str, Any]) -> Protocol:
+    """The protocol with some of its sizes set. Raises UnusableInput for an unknown size or one that is no integer."""
+    for name, value in sizes.items():
+        if name not in protocol.sizes:
+            raise one_of(name, list(protocol.sizes), "size", f"Sizes are those of protocol {protocol.name}.")
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise UnusableInput(f"size {name}={value!r} must be an integer; give it as a plain number.")
+    return msgspec.structs.replace(protocol, sizes={**protocol.sizes, **sizes})
+
+
+def only_arms(protocol: Protocol, arms: list[str]) -> Protocol:
+    """The protocol cut down to some of its arms and the comparisons among them. The control always stays."""
+    for arm in arms:
+        if arm not in protocol.arms:
+            raise one_of(arm, list(protocol.arms), "arm", f"Arms are those of protocol {protocol.name}.")
+    kept = {protocol.control, *arms}
+    comparisons = [c for c in protocol.comparisons if {c.arm, c.against} <= kept]
+    if not any(c.role == "primary" for c in comparisons):
+        raise UnusableInput(
+            f"with arms {', '.join(sorted(kept))} protocol {protocol.name} has no primary comparison left; add "
+            f"{', '.join(sorted(set(protocol.arms) - kept))}."
+        )
+    chosen = {name: arm for name, arm in protocol.arms.items() if name in kept}
+    return msgspec.structs.replace(protocol, arms=chosen, comparisons=comparisons)
+
+
+def resolve(protocol: Protocol, vllm_version: str) -> Protocol:
+    """The protocol with every `$name` replaced by its size, and without the phases that this vLLM can't do."""
+    sizes = protocol.sizes
+    phases = [_filled(phase, sizes) for phase in protocol.phases if within(vllm_version, phase.since_vllm, None)]
+    kept = {phase.name for phase in phases} | {"run"}
+    return msgspec.structs.replace(
+        protocol,
+        arms={name: msgspec.structs.replace(arm, args=_fill(arm.args, sizes)) for name, arm in protocol.arms.items()},
+        prompt_sets={name: _filled(prompts, sizes) for name, prompts in protocol.prompt_sets.items()},
+        phases=phases,
+        comparisons=[
+            _filled(c, sizes) for c in protocol.comparisons if c.phase in kept and (c.against_phase or "run") in kept
+        ],
+    )
+
+
+def _filled(value: T, sizes: dict[str, int]) -> T:
+    """A struct with its `$name` fields replaced."""
+    return msgspec.convert(_fill(msgspec.to_builtins(value), sizes), type=type(value))
+
+
+def _fill(value: Any, sizes: dict[str, int]) -> Any:
+    if isinstance(value, dict):
+        return {key: _fill(item, sizes) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_fill(item, sizes) for item in value]
+    if isinstance(value, str) and value.startswith("$"):
+        if value[1:] not in sizes:
+            raise one_of(value[1:], list(sizes), "size", "Declare it under sizes.")
+        return sizes[value[1:]]
+    return value

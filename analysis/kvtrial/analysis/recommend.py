@@ -1,0 +1,144 @@
+"""What to do with a verdict, and what it does not say."""
+
+import json
+from collections.abc import Sequence
+
+from kvtrial.analysis.effect import inner_margin, outward
+from kvtrial.record.protocol import Protocol
+from kvtrial.record.record import Evidence, RunRecord
+from kvtrial.record.verdict import ComparisonResult, Recommendation, Word
+
+CPU_CAVEAT = "CPU engine: the mechanism was shown, the times say nothing about GPUs"
+STANDIN_CAVEAT = "stand-in engine: tests only"
+
+
+def recommend(
+    protocol: Protocol,
+    word: Word,
+    reason: str,
+    evidence: Evidence | None,
+    comparisons: Sequence[ComparisonResult],
+    records: Sequence[RunRecord],
+    pairs_needed: str = "",
+) -> Recommendation:
+    """Action, reason and the pins the verdict rests on."""
+    primary = next((result for result in comparisons if result.role == "primary"), None)
+    action, why = _action(protocol, word, reason, evidence, primary, _worse_guards(comparisons), pairs_needed)
+    return Recommendation(action, why, pins_of(protocol, records, primary))
+
+
+def _action(
+    protocol: Protocol,
+    word: Word,
+    reason: str,
+    evidence: Evidence | None,
+    primary: ComparisonResult | None,
+    worse_guards: Sequence[ComparisonResult],
+    pairs_needed: str,
+) -> tuple[str, str]:
+    arm = primary.arm if primary else "the variant"
+    if word == "INVALID":
+        return _mend(reason), reason
+    if word == "INCONCLUSIVE":
+        return _go_on(reason, pairs_needed), reason
+    if primary is not None and _same_arms(protocol, primary):
+        return "use this spread to choose the number of pairs", "both arms are one configuration: what differs is noise"
+    keep = _keep(protocol)
+    if word in ("WORSE", "EQUIVALENT"):
+        why = f"{arm} is {'worse' if word == 'WORSE' else 'not worth having: the same within the margin'}"
+        if evidence == "cpu":
+            why += "; on a CPU engine, so run the same protocol on a GPU host before you decide for one"
+        return keep, why
+    if worse_guards:
+        guards = ", ".join(f"{guard.metric} of {guard.phase}" for guard in worse_guards)
+        return f"do not adopt {arm}", f"the primary comparison is BETTER, but guards are WORSE, which forbids adopt: {guards}"
+    if evidence == "gpu":
+        return f"adopt {arm}", f"{arm} is BETTER by the primary comparison and no guard is WORSE"
+    if evidence == "cpu":
+        return "run the same protocol on a GPU host", f"{arm} is BETTER on a CPU engine, which shows the mechanism and no GPU's times"
+    return "run the same protocol on a real engine", "a stand-in shows that the tool works and nothing else"
+
+
+def _mend(reason: str) -> str:
+    if reason.startswith("gate "):
+        return f"mend what gate {reason.split()[1]} found, then run again"
+    return "mend the cause, then run again"
+
+
+def _go_on(reason: str, pairs_needed: str) -> str:
+    if "engine fault" in reason:
+        return "mend or report the engine fault, then run again"
+    if "planned hosts are valid" in reason:
+        return "mend the hosts that are not valid, then run again"
+    needed = next((part.strip() for part in pairs_needed.split(",") if "needed" in part), "")
+    return f"run again with more pairs: {needed}" if needed else "run again, with at least 6 valid pairs"
+
+
+def _keep(protocol: Protocol) -> str:
+    control = protocol.arms.get(protocol.control)
+    title = control.title if control else protocol.control
+    if any("kv-transfer-config" in arm.args or "kv-offloading-size" in arm.args for arm in protocol.arms.values()):
+        return f"keep the plain GPU cache ({title})"
+    return f"keep the control ({title})"
+
+
+def _same_arms(protocol: Protocol, primary: ComparisonResult) -> bool:
+    arm, against = protocol.arms.get(primary.arm), protocol.arms.get(primary.against)
+    return (
+        primary.arm != primary.against
+        and arm is not None
+        and against is not None
+        and (arm.args, arm.env) == (against.args, against.env)
+    )
+
+
+def _worse_guards(comparisons: Sequence[ComparisonResult]) -> list[ComparisonResult]:
+    return [result for result in comparisons if result.role == "guard" and result.verdict == "WORSE"]
+
+
+def pins_of(protocol: Protocol, records: Sequence[RunRecord], primary: ComparisonResult | None) -> dict[str, str]:
+    """What the records were made with; a pin on which they do not agree lists all its values."""
+    values: dict[str, set[str]] = {}
+
+    def pin(name: str, value: object) -> None:
+        if value not in (None, ""):
+            values.setdefault(name, set()).add(str(value))
+
+    for record in records:
+        pin("vllm", record.resolved.vllm_version if record.resolved else record.vllm_version_pinned)
+        pin("model", record.model.name)
+        pin("model_revision", record.model.revision)
+        pin("packages_sha256", record.resolved.packages_sha256 if record.resolved else None)
+        pin("driver", record.conditions.driver_version)
+        pin("kernel", record.conditions.kernel)
+        pin("plan_sha256", record.plan_sha256)
+        if primary is not None and record.arm == primary.arm:
+            declared = protocol.arms.get(record.arm)
+            if declared is not None and (declared.args or declared.env):
+                pin(f"arm {record.arm}", json.dumps({"args": declared.args, "env": declared.env}, sort_keys=True))
+    return {name: ", ".join(sorted(found)) for name, found in values.items()}
+
+
+def caveats_of(protocol: Protocol, evidence: Evidence | None, comparisons: Sequence[ComparisonResult]) -> list[str]:
+    """What the verdict does not say: the evidence, effects too small to see, guards that forbid adopt."""
+    said = []
+    if evidence == "standin":
+        said.append(STANDIN_CAVEAT)
+    if evidence == "cpu":
+        said.append(CPU_CAVEAT)
+    for result in comparisons:
+        if result.role == "primary" and result.mde is not None and result.effect_scale == "ratio":
+            border = outward(inner_margin(result.margin, "ratio"), "ratio")
+            if result.mde > border:
+                said.append(
+                    f"least detectable effect (80 % power): ×{result.mde:.3g} with {result.pairs} pairs, above the margin of "
+                    f"×{border:.3g}: EQUIVALENT is out of reach with this noise"
+                )
+    for guard in _worse_guards(comparisons):
+        said.append(f"guard {guard.metric} of {guard.phase} is WORSE: adopt is forbidden")
+    tested = sum(result.role != "primary" and result.p_value is not None for result in comparisons)
+    if tested:
+        said.append(
+            f"{tested} guard and secondary comparisons stand beside the primary, each at its own confidence: one of them alone proves little"
+        )
+    return said

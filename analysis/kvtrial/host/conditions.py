@@ -1,0 +1,97 @@
+"""The conditions of a measurement, read from the host: CPU, memory, kernel, governor, GPUs."""
+
+import contextlib
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+from kvtrial.record.record import Conditions
+
+GPU_FIELDS = ("name", "uuid", "driver_version", "memory.total", "clocks.sm", "clocks.max.sm", "persistence_mode",
+              "mig.mode.current", "clocks_event_reasons.active")  # fmt: skip
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None
+
+
+def meminfo() -> dict[str, int]:
+    """/proc/meminfo in bytes."""
+    values = {}
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        parts = rest.split()
+        values[name] = int(parts[0]) * (1024 if len(parts) > 1 else 1)
+    return values
+
+
+def nvidia_smi(*fields: str) -> list[dict[str, str]]:
+    """One mapping a GPU; empty where there is no nvidia-smi or it fails."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        output = subprocess.run(
+            [tool, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"],
+            capture_output=True, text=True, timeout=30, check=True,
+        ).stdout  # fmt: skip
+        return [dict(zip(fields, (v.strip() for v in line.split(",")), strict=True)) for line in output.splitlines()]
+    return []
+
+
+def _cpu_model() -> str:
+    for line in (_read("/proc/cpuinfo") or "").splitlines():
+        if line.startswith(("model name", "Model")):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _os_name() -> str:
+    for line in (_read("/etc/os-release") or "").splitlines():
+        if line.startswith("PRETTY_NAME="):
+            return line.partition("=")[2].strip('"')
+    return platform.system()
+
+
+def _chosen(text: str | None) -> str | None:
+    """The bracketed choice of a sysfs switch: "always [madvise] never" is madvise."""
+    return text[text.index("[") + 1 : text.index("]")] if text and "[" in text else text
+
+
+def cpu_mhz() -> float | None:
+    """Mean clock of the CPUs now, MHz; None where the kernel does not say."""
+    values = []
+    for line in (_read("/proc/cpuinfo") or "").splitlines():
+        if line.startswith("cpu MHz"):
+            values.append(float(line.partition(":")[2]))
+    return sum(values) / len(values) if values else None
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot; empty where it can't be read."""
+    return _read("/proc/sys/kernel/random/boot_id") or ""
+
+
+def read_conditions() -> Conditions:
+    """The conditions now."""
+    gpus = nvidia_smi(*GPU_FIELDS)
+    return Conditions(
+        cpu_model=_cpu_model(),
+        cpus=os.cpu_count() or 1,
+        ram_total_bytes=meminfo()["MemTotal"],
+        kernel=platform.release(),
+        os=_os_name(),
+        python=platform.python_version(),
+        boot_id=boot_id(),
+        governor=_read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        transparent_hugepages=_chosen(_read("/sys/kernel/mm/transparent_hugepage/enabled")),
+        clock_source=_read("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+        load_average_1m=os.getloadavg()[0],
+        gpus=gpus,
+        driver_version=gpus[0]["driver_version"] if gpus else None,
+    )

@@ -1,0 +1,228 @@
+"""One engine's life as the host program sees it: start, wait until healthy, ask what it is, stop.
+
+The process itself is held by the keeper (kvtrial.host.keeper). Arms differ only in their launch specification.
+"""
+
+import contextlib
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from kvtrial.host.keeper import EngineExit, EngineProcess, KeeperSpec, reap_leftover
+from kvtrial.host.processes import all_processes, is_alive, listening_sockets, members, port_is_taken
+from kvtrial.record.enginelog import diagnose, engine_facts
+from kvtrial.record.exposition import parse_page, read_page
+from kvtrial.record.launchfacts import flatten
+from kvtrial.record.plan import HostPlan, Launch
+from kvtrial.record.record import Fault, Resolved
+
+BASE_ENVIRONMENT = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
+LOG_TAIL_LINES = 15
+HEALTH_POLL_SECONDS = 0.25
+LOOPBACK_PREFIXES = ("127.", "::1")
+
+
+class RunFault(Exception):
+    """A fault that ends a run; carried to its record."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.detail)
+        self.fault = fault
+
+
+class Engine:
+    """A started engine. `directory` is the run's folder; the log is written there."""
+
+    def __init__(self, directory: Path, launch: Launch, plan: HostPlan, deadline_seconds: float) -> None:
+        self.directory = directory
+        self.launch = launch
+        self.plan = plan
+        self.log = directory / "engine.log"
+        self.base_url = f"http://127.0.0.1:{launch.port}"
+        self.client = httpx.Client(base_url=self.base_url, timeout=10.0)
+        scratch = tempfile.mkdtemp(prefix="kvtrial-")
+        spec = KeeperSpec(
+            launch=launch,
+            env=environment(launch, scratch),
+            scratch=scratch,
+            log=str(self.log),
+            deadline_seconds=deadline_seconds,
+            stop_timeout_seconds=plan.limits.stop_timeout_seconds,
+            ram_reserve_bytes=plan.limits.ram_reserve_bytes,
+            own_pids=[os.getpid()],
+        )
+        (directory / "keeper.json").write_bytes(msgspec.json.encode(spec))
+        self.keeper = subprocess.Popen(
+            [sys.executable, "-m", "kvtrial.host.keeper", str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=open(directory / "keeper.log", "ab"),  # noqa: SIM115  handed to the keeper, closed with it
+            start_new_session=True,
+        )
+        self.stop_requested = False
+
+    def process(self) -> EngineProcess | None:
+        """The engine's identity, once the keeper has started it."""
+        with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+            return msgspec.json.decode((self.directory / "engine.json").read_bytes(), type=EngineProcess)
+        return None
+
+    def is_up(self) -> bool:
+        """Whether the engine's own process is alive."""
+        process = self.process()
+        return process is not None and is_alive(process.pid, process.start_ticks)
+
+    def wait_healthy(self, on_wait: Callable[[float], None], is_stopping: Callable[[], bool]) -> float:
+        """Wait until /health answers 200; return the seconds it took. Raises RunFault when the engine dies or is late."""
+        started = time.monotonic()
+        limit = self.plan.limits.start_timeout_seconds
+        while (passed := time.monotonic() - started) < limit:
+            if self.keeper.poll() is not None or (self.process() is not None and not self.is_up()):
+                raise RunFault(self.fault("engine_died_at_start", None, "the engine ended before it was healthy"))
+            if is_stopping():
+                raise RunFault(Fault(origin="environment", fault="stopped", phase=None, detail="stopped on request"))
+            with contextlib.suppress(httpx.HTTPError):
+                if self.client.get("/health", timeout=2.0).status_code == 200:
+                    return time.monotonic() - started
+            on_wait(passed)
+            time.sleep(HEALTH_POLL_SECONDS)
+        detail = f"the engine was not healthy after {limit:.0f} s"
+        raise RunFault(self.fault("start_timeout", None, detail))
+
+    def health_status(self) -> int | None:
+        """HTTP status of /health; None if nothing answers."""
+        with contextlib.suppress(httpx.HTTPError):
+            return self.client.get("/health", timeout=5.0).status_code
+        return None
+
+    def resolve(self) -> Resolved:
+        """Ask the engine what it is. Raises RunFault if it can't be asked, or listens beyond loopback."""
+        try:
+            version = self.client.get("/version").json()["version"]
+            models = [model["id"] for model in self.client.get("/v1/models").json()["data"]]
+            answer = self.client.get("/server_info", params={"config_format": "json"})
+            config = flatten(answer.json()) if answer.status_code == 200 else {}
+            page = read_page(parse_page(self.client.get("/metrics").text), self.plan.vllm_version)
+        except (httpx.HTTPError, KeyError, ValueError) as error:
+            raise RunFault(self.fault("engine_not_answering", None, f"asking the engine failed: {error}")) from error
+        listening = listening_sockets(self.pids())
+        resolved = Resolved(
+            vllm_version=version,
+            served_models=models,
+            config={path: value for path, value in config.items() if not path.startswith("system_env.")},
+            cache_config=page.info.get("cache_config", {}),
+            log_facts=self._log_facts(),
+            listening=listening,
+            packages_sha256=packages_sha256(Path(self.launch.argv[0]).parent.parent),
+            model_revision=model_revision(Path(self.plan.model.path)),
+            api_process_started=page.values.get("process_start_time_seconds"),
+        )
+        return resolved
+
+    def pids(self) -> list[int]:
+        """pids of the engine's whole process tree."""
+        process = self.process()
+        return [p.pid for p in members(all_processes(), process.pid, process.pid)] if process else []
+
+    def log_text(self) -> str:
+        """The engine's log so far."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.log.read_text(errors="replace")
+        return ""
+
+    def _log_facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = msgspec.to_builtins(engine_facts(self.log_text(), self.plan.vllm_version))
+        return facts
+
+    def is_standin(self) -> bool:
+        """Whether this is the tests' stand-in, which says so in its log."""
+        return "STAND-IN ENGINE" in self.log_text()
+
+    def fault(self, name: str, phase: str | None, detail: str) -> Fault:
+        """An engine fault with the log's last lines and, where known, cause and fix."""
+        text = self.log_text()
+        known = diagnose(text, self.plan.vllm_version)
+        lines = [line for line in text.splitlines() if line.strip()]
+        return Fault(
+            origin="engine",
+            fault=name,
+            phase=phase,
+            detail=detail,
+            cause=known.cause if known else None,
+            fix=known.fix if known else None,
+            log_tail=lines[-LOG_TAIL_LINES:],
+        )
+
+    def request_stop(self) -> None:
+        """Tell the keeper to end the engine; returns at once. Safe in a signal handler."""
+        self.stop_requested = True
+        if self.keeper.stdin is not None:
+            with contextlib.suppress(OSError):
+                os.close(self.keeper.stdin.fileno())
+            self.keeper.stdin = None
+
+    def stop(self) -> EngineExit:
+        """End the engine, wait for the keeper's account; if the keeper itself was killed, end what it left."""
+        self.client.close()
+        self.request_stop()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.keeper.wait(self.plan.limits.stop_timeout_seconds + 30.0)
+        path = self.directory / "exit.json"
+        if path.exists():
+            return msgspec.json.decode(path.read_bytes(), type=EngineExit)
+        self.keeper.kill()
+        self.keeper.wait()
+        reap_leftover(self.directory)
+        return EngineExit("keeper_killed", None, True, 0.0, None, "the keeper was killed; its engine was ended")
+
+
+def environment(launch: Launch, scratch: str) -> dict[str, str]:
+    """The engine's whole environment: a fixed base, folders of its own in `scratch`, and what the launch sets."""
+    binaries = str(Path(launch.argv[0]).parent)
+    return {
+        **BASE_ENVIRONMENT,
+        "PATH": f"{binaries}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        "HOME": scratch,
+        "TMPDIR": scratch,
+        "XDG_CACHE_HOME": f"{scratch}/cache",
+        "XDG_CONFIG_HOME": f"{scratch}/config",
+        **launch.env,
+    }
+
+
+def refuse_port(port: int) -> None:
+    """Raise RunFault if something listens on the engine's port already."""
+    if port_is_taken(port):
+        detail = f"port {port} is taken by another process; free it or set kvtrial_port to a free one"
+        raise RunFault(Fault(origin="environment", fault="port_taken", phase=None, detail=detail))
+
+
+def routable(resolved: Resolved) -> list[str]:
+    """Listening addresses that can be reached from outside this machine."""
+    return [f"{s.address}:{s.port}" for s in resolved.listening if not s.address.startswith(LOOPBACK_PREFIXES)]
+
+
+def packages_sha256(venv: Path) -> str:
+    """One hash over every installed distribution of a venv: its name and version, and its RECORD file."""
+    digest = hashlib.sha256()
+    for info in sorted(venv.glob("lib/python3*/site-packages/*.dist-info")):
+        digest.update(info.name.encode())
+        with contextlib.suppress(OSError):
+            digest.update((info / "RECORD").read_bytes())
+    return digest.hexdigest()
+
+
+def model_revision(path: Path) -> str:
+    """The revision that the model's manifest states; empty where there is no manifest."""
+    with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
+        return str(msgspec.json.decode((path / "manifest.json").read_bytes())["revision"])
+    return ""

@@ -1,0 +1,277 @@
+"""The engine's keeper: a small process that starts one engine, samples it, and ends it whatever happens.
+
+It stands between the host program and the engine so that sampling never shares an interpreter with the load client,
+and so that the engine cannot outlive the program: the keeper ends it when its standard input closes (the program asked
+for it, or died), at the deadline, or when RAM falls below the reserve. The engine runs in a session of its own; what
+the keeper ends is that process group and every descendant (as a subreaper it inherits those whose parent was killed).
+
+    python -m kvtrial.host.keeper DIRECTORY       with DIRECTORY/keeper.json; writes engine.json, then exit.json
+
+Stop command: closing standard input.
+"""
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from kvtrial.host.conditions import cpu_mhz, meminfo, nvidia_smi
+from kvtrial.host.processes import (
+    Process,
+    all_processes,
+    end_processes,
+    is_alive,
+    mapped_shared_memory,
+    members,
+    read_process,
+)
+from kvtrial.record.plan import Launch
+from kvtrial.record.record import Samples
+from kvtrial.record.store import write_atomically
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+SAMPLE_SECONDS = 1.0
+
+
+class KeeperSpec(Struct, frozen=True):
+    """What the keeper is told. `scratch` is the engine's own temporary folder, removed at the end."""
+
+    launch: Launch
+    env: dict[str, str]
+    scratch: str
+    log: str
+    deadline_seconds: float
+    stop_timeout_seconds: float
+    ram_reserve_bytes: int
+    own_pids: list[int]
+
+
+class EngineProcess(Struct, frozen=True):
+    """Ownership of a running engine: who it is, and its scratch folder. Written when it starts."""
+
+    pid: int
+    start_ticks: int
+    scratch: str
+    shared_memory: list[str] = []
+
+
+class EngineExit(Struct, frozen=True):
+    """How the engine ended. `reason`: asked, exited (by itself), deadline, ram_below_reserve, not_started."""
+
+    reason: str
+    returncode: int | None
+    killed: bool
+    stop_seconds: float
+    samples: Samples | None
+    detail: str = ""
+
+
+class Sampler:
+    """Keeps peaks, minima and CPU shares of a machine and of one process tree."""
+
+    def __init__(self, root: Process, own_pids: list[int]) -> None:
+        self.root = root
+        self.own_pids = own_pids
+        memory = meminfo()
+        self.total = memory["MemTotal"]
+        self.available_start = self.available_min = memory["MemAvailable"]
+        self.rss_peak = self.shmem_peak = 0
+        self.vram_peak: int | None = None
+        self.mhz: list[float] = []
+        self.count = 0
+        self.cpu_start = _cpu_times()
+        self.ticks: dict[tuple[int, int], tuple[int, int]] = {}
+        self.shared_memory: set[str] = set()
+        self.pids: set[int] = set()
+
+    def sample(self) -> int:
+        """Take one sample; return the RAM available, bytes."""
+        processes = all_processes()
+        tree = members(processes, self.root.pid, self.root.pid)
+        own = [p for p in processes if p.pid in self.own_pids]
+        for process in tree + own:
+            key = (process.pid, process.start_ticks)
+            first = self.ticks.get(key, (0 if process in tree else process.cpu_ticks, 0))[0]
+            self.ticks[key] = (first, process.cpu_ticks)
+        pids = {p.pid for p in tree}
+        if pids != self.pids or self.count % 20 == 0:
+            self.pids = pids
+            self.shared_memory |= mapped_shared_memory(pids)
+        memory = meminfo()
+        self.available_min = min(self.available_min, memory["MemAvailable"])
+        self.rss_peak = max(self.rss_peak, sum(p.rss_bytes for p in tree))
+        self.shmem_peak = max(self.shmem_peak, memory.get("Shmem", 0))
+        if self.count % 10 == 0:
+            if (mhz := cpu_mhz()) is not None:
+                self.mhz.append(mhz)
+            if gpus := nvidia_smi("memory.used"):
+                used = sum(int(gpu["memory.used"]) for gpu in gpus) * 2**20
+                self.vram_peak = max(self.vram_peak or 0, used)
+        self.count += 1
+        return memory["MemAvailable"]
+
+    def summary(self) -> Samples:
+        """The samples so far."""
+        now = _cpu_times()
+        spent = {name: now[name] - self.cpu_start[name] for name in now}
+        whole = max(1, sum(spent.values()))
+        ours = sum(last - first for first, last in self.ticks.values())
+        busy = whole - spent["idle"] - spent["iowait"] - spent["steal"]
+        return Samples(
+            count=self.count,
+            interval_seconds=SAMPLE_SECONDS,
+            ram_available_start_bytes=self.available_start,
+            ram_available_min_bytes=self.available_min,
+            ram_used_peak_bytes=self.total - self.available_min,
+            engine_rss_peak_bytes=self.rss_peak,
+            shared_memory_peak_bytes=self.shmem_peak,
+            vram_used_peak_bytes=self.vram_peak,
+            vram_foreign_processes=None,
+            foreign_cpu_share=max(0.0, (busy - ours) / whole),
+            steal_share=spent["steal"] / whole,
+            cpu_mhz_median=statistics.median(self.mhz) if self.mhz else None,
+            throttle_events=None,
+        )
+
+
+def _cpu_times() -> dict[str, int]:
+    names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+    values = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    return dict(zip(names, map(int, values), strict=True))
+
+
+def end_engine(engine: EngineProcess, grace_seconds: float, heir: int | None = None) -> bool:
+    """End an engine this project started, by its ownership record: its group, its descendants, its leftovers.
+
+    SIGTERM goes to the engine's own process first, so that it can end its children itself. `heir`: the subreaper that
+    inherited orphans, whose descendants are the engine's too. Returns whether SIGKILL was needed. A process that only
+    has the engine's old pid is left alone.
+    """
+    root = read_process(engine.pid)
+    if root is not None and root.start_ticks != engine.start_ticks:
+        _sweep_files(engine)
+        return False
+    killed = False
+    if root is not None and root.state not in "ZX":
+        killed = end_processes([root], grace_seconds)
+    left = members(all_processes(), engine.pid, engine.pid)
+    if heir is not None:
+        left += members(all_processes(), engine.pid, heir)
+    killed |= end_processes([p for p in left if p.pid not in (heir, os.getpid())], 2.0)
+    _sweep_files(engine)
+    return killed
+
+
+def _sweep_files(engine: EngineProcess) -> None:
+    """Remove the engine's scratch folder, and its files in /dev/shm that no process maps any more."""
+    shutil.rmtree(engine.scratch, ignore_errors=True)
+    left = [name for name in engine.shared_memory if os.path.exists(name)]
+    if left:
+        mapped = mapped_shared_memory(p.pid for p in all_processes())
+        for name in left:
+            if name not in mapped:
+                Path(name).unlink(missing_ok=True)
+
+
+def _die_with_parent() -> None:
+    """In the engine before exec: SIGTERM when the keeper is killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _start(spec: KeeperSpec, directory: Path) -> tuple[subprocess.Popen[bytes], EngineProcess]:
+    log = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        popen = subprocess.Popen(
+            spec.launch.argv,
+            env=spec.env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=spec.scratch,
+            preexec_fn=_die_with_parent,
+        )
+    finally:
+        os.close(log)
+    process = read_process(popen.pid)
+    engine = EngineProcess(pid=popen.pid, start_ticks=process.start_ticks if process else -1, scratch=spec.scratch)
+    write_atomically(directory / "engine.json", msgspec.json.encode(engine))
+    return popen, engine
+
+
+def keep(directory: Path) -> int:
+    """Run the keeper on DIRECTORY/keeper.json until its engine has ended; exit status 0."""
+    spec = msgspec.json.decode((directory / "keeper.json").read_bytes(), type=KeeperSpec)
+    started = time.monotonic()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        popen, engine = _start(spec, directory)
+    except OSError as error:
+        shutil.rmtree(spec.scratch, ignore_errors=True)
+        _write_exit(directory, EngineExit("not_started", None, False, 0.0, None, str(error)))
+        return 0
+    root = read_process(popen.pid) or Process(popen.pid, engine.start_ticks, "Z", 0, popen.pid, 0, 0)
+    sampler = Sampler(root, [*spec.own_pids, os.getpid()])
+    reason = _watch(spec, popen, sampler, started)
+    stopping = time.monotonic()
+    engine = msgspec.structs.replace(engine, shared_memory=sorted(sampler.shared_memory))
+    samples = sampler.summary()
+    if popen.poll() is None:
+        popen.send_signal(signal.SIGTERM)
+        _wait(popen, spec.stop_timeout_seconds)
+    killed = end_engine(engine, 0.0, heir=os.getpid())
+    popen.wait()
+    _write_exit(directory, EngineExit(reason, popen.returncode, killed, time.monotonic() - stopping, samples))
+    return 0
+
+
+def _write_exit(directory: Path, engine_exit: EngineExit) -> None:
+    write_atomically(directory / "exit.json", msgspec.json.encode(engine_exit))
+
+
+def _wait(popen: subprocess.Popen[bytes], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while popen.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def _watch(spec: KeeperSpec, popen: subprocess.Popen[bytes], sampler: Sampler, started: float) -> str:
+    """Sample until the engine has to end; return why."""
+    while True:
+        available = sampler.sample()
+        if popen.poll() is not None:
+            return "exited"
+        if time.monotonic() - started > spec.deadline_seconds:
+            return "deadline"
+        if available < spec.ram_reserve_bytes:
+            return "ram_below_reserve"
+        readable, _, _ = select.select([sys.stdin], [], [], SAMPLE_SECONDS)
+        if readable and not os.read(sys.stdin.fileno(), 1):
+            return "asked"
+
+
+def reap_leftover(directory: Path) -> str | None:
+    """End what a killed keeper and host program left of the engine in DIRECTORY; return a sentence if there was any."""
+    path = directory / "engine.json"
+    if not path.exists() or (directory / "exit.json").exists():
+        return None
+    engine = msgspec.json.decode(path.read_bytes(), type=EngineProcess)
+    alive = is_alive(engine.pid, engine.start_ticks)
+    end_engine(engine, 10.0)
+    return f"ended engine pid {engine.pid}, left by an interrupted run" if alive else None
+
+
+if __name__ == "__main__":
+    sys.exit(keep(Path(sys.argv[1])))

@@ -1,0 +1,184 @@
+"""What /proc says about processes. Linux only, no third-party import.
+
+A process is named by (pid, start ticks): a pid alone may have been given to another process since. State Z (zombie)
+counts as dead: it holds nothing and only waits for its parent.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from msgspec import Struct
+
+from kvtrial.record.record import Socket
+
+PROC = Path("/proc")
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+ENGINE_COMMAND = re.compile(rb"(^|[/\0 ])vllm[\0 ]serve[\0 ]|vllm\.entrypoints\.|VLLM::EngineCore")
+LISTEN = "0A"
+
+
+class Process(Struct, frozen=True):
+    """A live process: identity, group, parent, CPU ticks used, resident bytes."""
+
+    pid: int
+    start_ticks: int
+    state: str
+    parent: int
+    group: int
+    cpu_ticks: int
+    rss_bytes: int
+
+
+def read_process(pid: int) -> Process | None:
+    """The process `pid`, or None if there is none. A zombie is returned with state Z."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return Process(
+        pid=pid,
+        state=fields[0],
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+        start_ticks=int(fields[19]),
+        rss_bytes=int(fields[21]) * PAGE_BYTES,
+    )
+
+
+def is_alive(pid: int, start_ticks: int) -> bool:
+    """Whether the very process (pid, start ticks) still runs; zombies don't."""
+    process = read_process(pid)
+    return process is not None and process.start_ticks == start_ticks and process.state not in "ZX"
+
+
+def all_processes() -> list[Process]:
+    """Every live process of the machine that can be read, zombies left out."""
+    found = (read_process(int(entry)) for entry in os.listdir(PROC) if entry.isdigit())
+    return [process for process in found if process is not None and process.state not in "ZX"]
+
+
+def members(processes: Iterable[Process], group: int, root: int) -> list[Process]:
+    """The processes of process group `group`, and every descendant of `root`."""
+    processes = list(processes)
+    wanted = {root}
+    grown = True
+    while grown:
+        more = {p.pid for p in processes if p.pid not in wanted and (p.parent in wanted or p.group == group)}
+        grown = bool(more)
+        wanted |= more
+    return [p for p in processes if p.pid in wanted]
+
+
+def command_line(pid: int) -> bytes:
+    """The raw argv of a process, NUL separated; empty if it can't be read."""
+    try:
+        return (PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def foreign_engines(own: set[int]) -> list[tuple[int, str]]:
+    """(pid, shortened command) of inference engines on this machine that are not in `own`."""
+    found = []
+    for process in all_processes():
+        if process.pid in own or process.pid == os.getpid():
+            continue
+        command = command_line(process.pid)
+        if ENGINE_COMMAND.search(command):
+            found.append((process.pid, redact(command.replace(b"\0", b" ").decode(errors="replace"))[:120].strip()))
+    return found
+
+
+def redact(command: str) -> str:
+    """A command line without the values of keys and tokens."""
+    return re.sub(r"(--?[\w-]*(?:key|token|password|secret)[\w-]*)([= ])\S+", r"\1\2***", command, flags=re.IGNORECASE)
+
+
+def _decode_address(text: str) -> tuple[str, int]:
+    address, port = text.split(":")
+    raw = bytes.fromhex(address)
+    if len(raw) == 4:
+        return ".".join(str(b) for b in raw[::-1]), int(port, 16)
+    words = [raw[i : i + 4][::-1] for i in range(0, 16, 4)]
+    whole = b"".join(words)
+    if whole[:12] == b"\0" * 10 + b"\xff\xff":
+        return ".".join(str(b) for b in whole[12:]), int(port, 16)
+    if whole == b"\0" * 15 + b"\x01":
+        return "::1", int(port, 16)
+    if whole == b"\0" * 16:
+        return "::", int(port, 16)
+    return ":".join(whole[i : i + 2].hex() for i in range(0, 16, 2)), int(port, 16)
+
+
+def listening_sockets(pids: Iterable[int]) -> list[Socket]:
+    """Every listening TCP socket, IPv4 and IPv6, held by one of `pids`."""
+    owners: dict[str, int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for descriptor in os.listdir(PROC / str(pid) / "fd"):
+                with contextlib.suppress(OSError):
+                    target = os.readlink(PROC / str(pid) / "fd" / descriptor)
+                    if target.startswith("socket:["):
+                        owners[target[8:-1]] = pid
+    sockets = []
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in (PROC / "net" / table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTEN and fields[9] in owners:
+                    address, port = _decode_address(fields[1])
+                    sockets.append(Socket(address=address, port=port, pid=owners[fields[9]]))
+    return sorted(sockets, key=lambda s: (s.port, s.address))
+
+
+def port_is_taken(port: int) -> bool:
+    """Whether any process listens on TCP `port`, on any address."""
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in (PROC / "net" / table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == LISTEN and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                    return True
+    return False
+
+
+def mapped_shared_memory(pids: Iterable[int]) -> set[str]:
+    """Names of files in /dev/shm that one of `pids` maps."""
+    found: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            maps = (PROC / str(pid) / "maps").read_text(errors="replace")
+            found.update(re.findall(r"(/dev/shm/\S+)", maps))
+    return found
+
+
+def end_processes(processes: Iterable[Process], grace_seconds: float) -> bool:
+    """SIGTERM, wait up to `grace_seconds`, SIGKILL. Only the very processes given (pid and start ticks); never others.
+
+    Returns whether SIGKILL was needed for any.
+    """
+    left = [p for p in processes if is_alive(p.pid, p.start_ticks)]
+    for process in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGTERM)
+    until = time.monotonic() + grace_seconds
+    while left and time.monotonic() < until:
+        time.sleep(0.02)
+        left = [p for p in left if is_alive(p.pid, p.start_ticks)]
+    for process in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+    until = time.monotonic() + 10.0
+    killed = bool(left)
+    while left and time.monotonic() < until:
+        time.sleep(0.02)
+        left = [p for p in left if is_alive(p.pid, p.start_ticks)]
+    return killed

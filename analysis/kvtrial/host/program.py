@@ -1,0 +1,317 @@
+"""The host program: works through this host's runs by itself, resumable, with a deadline.
+
+    kvtrial-host start  --directory DIR     start it detached, unless it runs already
+    kvtrial-host run    --directory DIR     the program itself, in the foreground
+    kvtrial-host status --directory DIR     print its progress as JSON
+    kvtrial-host stop   --directory DIR     end it cleanly: its engine first; finished runs are kept
+    kvtrial-host pack   --directory DIR --output FILE    a tar of the finished runs
+
+It may be killed at any point: its engine is ended by the keeper, and `start` goes on with the runs that are missing.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+
+from kvtrial.host.conditions import boot_id, meminfo
+from kvtrial.host.engine import Engine
+from kvtrial.host.keeper import reap_leftover
+from kvtrial.host.processes import end_processes, foreign_engines, read_process
+from kvtrial.host.run import Interrupted, RunContext, execute, publish
+from kvtrial.host.schedule import dropped_pairs, next_run, runs_left
+from kvtrial.host.state import Folder, Progress, first_progress
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.plan import RunPlan
+
+
+START_WAIT_SECONDS = 20.0
+DEFAULT_RUN_SECONDS = 40.0
+
+
+class Stop(Exception):
+    """The program ends here; `state` and the sentence go to the progress file."""
+
+    def __init__(self, state: str, reason: str) -> None:
+        super().__init__(reason)
+        self.state = state
+
+
+class Program:
+    """The loop over this host's runs."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.folder = folder
+        self.plan, self.digest = folder.read_plan()
+        self.campaign = folder.campaign()
+        self.boot = boot_id()
+        self.started = time.monotonic()
+        self.stopping = ""
+        self.engine: Engine | None = None
+        self.finished = folder.finished_runs()
+        self.progress = first_progress(self.campaign, self.digest, self.plan, self.boot, 0.0)
+
+    def work(self) -> None:
+        """Do every run that is missing. Raises Stop when something forbids going on."""
+        self.folder.runs.mkdir(exist_ok=True)
+        if (leftover := reap_leftover(self.folder.partial)) is not None:
+            print(leftover, flush=True)
+        self.folder.set_aside_partial()
+        self.tell(state="running", interruptions=self.folder.interruptions())
+        while (run := next_run(self.plan, self.finished, self.boot)) is not None:
+            self.ask_before(run)
+            self.do(run)
+
+    def do(self, run: RunPlan) -> None:
+        """One run; a disk that fills up makes it a fault of the environment, if that much can still be written."""
+        self.tell(run=run.run, pair=run.pair, arm=run.arm, phase="starting the engine")
+        context = RunContext(
+            campaign=self.campaign,
+            plan=self.plan,
+            plan_sha256=self.digest,
+            attempt=1 + self.folder.interruptions(),
+            deadline_seconds=self.seconds_left(),
+            on_phase=self.on_phase,
+            on_engine=self.on_engine,
+            is_stopping=self.is_stopping,
+        )
+        try:
+            record = execute(run, self.folder.partial, context)
+            publish(self.folder.partial, self.folder.runs / run.run)
+        except Interrupted:
+            self.folder.set_aside_partial()
+            raise Stop("stopped", self.stopping or "stopped on request") from None
+        except OSError as error:
+            shutil.rmtree(self.folder.partial, ignore_errors=True)
+            raise Stop(
+                "failed", f"run {run.run} could not be written: {error}; free the disk and start again"
+            ) from error
+        self.finished[run.run] = record
+        print(f"{run.run}: {record.outcome}{f' ({record.fault.fault}: {record.fault.detail})' if record.fault else ''}",
+              flush=True)  # fmt: skip
+        self.tell(phase=None)
+
+    def ask_before(self, run: RunPlan) -> None:
+        """Everything that must hold before a run. Raises Stop with the sentence."""
+        if self.is_stopping():
+            raise Stop("stopped", self.stopping)
+        if not self.folder.consent.exists():
+            raise Stop("stopped", f"consent was withdrawn: {self.folder.consent} is gone")
+        if self.seconds_left() <= 0:
+            raise Stop("stopped", f"the deadline of {self.plan.limits.deadline_seconds:.0f} s passed before {run.run}")
+        if engines := foreign_engines(set()):
+            listed = "; ".join(f"pid {pid} ({command})" for pid, command in engines[:3])
+            raise Stop("failed", f"another engine runs on this host: {listed}; end it, kvtrial ends only its own")
+        self._ask_for_memory(run)
+        free = shutil.disk_usage(self.folder.directory).free
+        if free < self.plan.limits.disk_reserve_bytes:
+            need = self.plan.limits.disk_reserve_bytes
+            raise Stop(
+                "failed", f"{free} bytes are free on disk, {need} are needed; free some in {self.folder.directory}"
+            )
+
+    def _ask_for_memory(self, run: RunPlan) -> None:
+        limits = self.plan.limits
+        tier = self.plan.capacity.tier_bytes.get(run.arm, 0)
+        needed = limits.engine_ram_bytes + tier + limits.ram_reserve_bytes
+        available = meminfo()["MemAvailable"]
+        if available < needed:
+            parts = f"engine {limits.engine_ram_bytes}, tier {tier}, reserve {limits.ram_reserve_bytes}"
+            raise Stop("failed", f"{available} bytes of RAM are available, {needed} are needed ({parts}); free some")
+
+    def seconds_left(self) -> float:
+        """Seconds until the program's own deadline."""
+        return self.plan.limits.deadline_seconds - (time.monotonic() - self.started)
+
+    def is_stopping(self) -> bool:
+        """Whether the program has to end now; with if_controller_gone: stop also when the controller fell silent."""
+        if not self.stopping and self.plan.if_controller_gone == "stop":
+            silent = self.folder.controller_silent_seconds()
+            if silent is not None and silent > self.plan.limits.controller_gone_seconds:
+                self.stopping = f"the controller has been silent for {silent:.0f} s and if_controller_gone is stop"
+        return bool(self.stopping)
+
+    def on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """SIGTERM and SIGINT: end the engine; the run in hand then ends by itself."""
+        self.stopping = f"stopped by {signal.Signals(number).name}"
+        if self.engine is not None:
+            self.engine.request_stop()
+
+    def on_engine(self, engine: Engine | None) -> None:
+        """Remember the engine that a signal would have to end."""
+        self.engine = engine
+        if engine is not None and self.stopping:
+            engine.request_stop()
+
+    def on_phase(self, phase: str) -> None:
+        """Tell which phase runs; between phases a silent controller may stop the program."""
+        self.tell(phase=phase)
+        if self.engine is not None and self.is_stopping():
+            self.engine.request_stop()
+
+    def tell(self, **changes: object) -> None:
+        """Replace the progress file with `changes` applied."""
+        done = [r.times.ended_monotonic_seconds - r.times.started_monotonic_seconds for r in self.finished.values()]
+        left = runs_left(self.plan, self.finished, self.boot)
+        self.progress = msgspec.structs.replace(
+            self.progress,
+            runs_done=len(self.finished),
+            engine_faults=sum(r.outcome == "engine_fault" for r in self.finished.values()),
+            dropped_pairs=sorted(dropped_pairs(self.plan, self.finished, self.boot)),
+            seconds_to_go=left * (statistics.mean(done) if done else DEFAULT_RUN_SECONDS),
+            updated_monotonic_seconds=time.monotonic(),
+            **changes,
+        )
+        self.folder.write_progress(self.progress)
+
+
+def run_program(folder: Folder) -> int:
+    """The program in the foreground. Returns 0 when all runs are done, 1 otherwise."""
+    with _locked(folder):
+        program = Program(folder)
+        signal.signal(signal.SIGTERM, program.on_signal)
+        signal.signal(signal.SIGINT, program.on_signal)
+        try:
+            program.work()
+        except Stop as stop:
+            program.tell(state=stop.state, reason=str(stop))
+            print(str(stop), flush=True)
+            return 1
+        except BaseException as error:
+            # The controller must learn of a defect here too; the traceback goes to program.log.
+            program.tell(
+                state="failed", reason=f"the host program failed: {error!r}; see {folder.directory}/program.log"
+            )
+            raise
+        program.tell(state="finished", run=None, arm=None, phase=None, reason="all runs are done")
+        return 0
+
+
+@contextlib.contextmanager
+def _locked(folder: Folder) -> Iterator[None]:
+    """One program a campaign folder. The lock falls with the process, however it ends."""
+    with open(folder.lock, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UnusableInput(
+                f"a host program works in {folder.directory} already; wait for it or stop it."
+            ) from None
+        yield
+
+
+def start(folder: Folder) -> Progress:
+    """Start the program detached, unless it runs already with the same plan; return its progress."""
+    plan, digest = folder.read_plan()
+    running = folder.program_alive()
+    if running is not None:
+        if running.plan_sha256 != digest:
+            raise UnusableInput(
+                f"a host program works in {folder.directory} on another plan ({running.plan_sha256[:12]}, not "
+                f"{digest[:12]}); stop it first, or use a new campaign."
+            )
+        return running
+    del plan
+    before = folder.read_progress()
+    with open(folder.directory / "program.log", "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kvtrial.host.program", "run", "--directory", str(folder.directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd=folder.directory,
+        )
+    until = time.monotonic() + START_WAIT_SECONDS
+    while time.monotonic() < until:
+        progress = folder.read_progress()
+        if progress is not None and progress != before and progress.pid == process.pid and progress.state != "starting":
+            return progress
+        if process.poll() is not None:
+            progress = folder.read_progress()
+            if progress is not None and progress.pid == process.pid:
+                return progress
+            break
+        time.sleep(0.05)
+    raise UnusableInput(f"the host program did not start; see the end of {folder.directory}/program.log.")
+
+
+def stop(folder: Folder) -> str:
+    """End the program cleanly and whatever engine it left; return a sentence."""
+    progress = folder.program_alive()
+    sentences = []
+    if progress is not None:
+        process = read_process(progress.pid)
+        if process is not None and process.start_ticks == progress.pid_start_ticks:
+            plan, _ = folder.read_plan()
+            killed = end_processes([process], plan.limits.stop_timeout_seconds + 40.0)
+            sentences.append(f"host program pid {progress.pid} {'was killed' if killed else 'ended'}")
+    if (leftover := reap_leftover(folder.partial)) is not None:
+        sentences.append(leftover)
+    return "; ".join(sentences) or "no host program runs here"
+
+
+def pack(folder: Folder, output: Path) -> dict[str, str]:
+    """Write a tar of the finished runs to `output` (compressed parts inside, so the tar is not); digests by run."""
+    finished = folder.finished_runs()
+    digests = {}
+    temporary = output.with_name(f".{output.name}.tmp")
+    with tarfile.open(temporary, "w") as archive:
+        for run in sorted(finished):
+            digests[run] = (folder.runs / run / "record.sha256").read_text().split()[0]
+            archive.add(folder.runs / run, arcname=run)
+        for name in ("progress.json", "program.log"):
+            if (folder.directory / name).exists():
+                archive.add(folder.directory / name, arcname=name)
+    os.replace(temporary, output)
+    return digests
+
+
+def _arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="kvtrial-host", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("command", choices=["start", "run", "status", "stop", "pack"])
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--output", type=Path)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of `kvtrial-host`. Exit status 0, or 2 for unusable input with one sentence on stderr."""
+    options = _arguments(arguments)
+    folder = Folder(options.directory.resolve())
+    try:
+        if options.command == "run":
+            return run_program(folder)
+        if options.command == "start":
+            print(json.dumps(msgspec.to_builtins(start(folder))))
+        elif options.command == "stop":
+            print(json.dumps({"message": stop(folder)}))
+        elif options.command == "pack":
+            if options.output is None:
+                raise UnusableInput("pack needs --output FILE, the tar to write.")
+            print(json.dumps({"runs": pack(folder, options.output)}))
+        else:
+            progress = folder.read_progress()
+            print(json.dumps({**msgspec.to_builtins(progress), "alive": folder.program_alive() is not None}
+                             if progress else {"state": "absent"}))  # fmt: skip
+    except UnusableInput as error:
+        print(str(error), file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

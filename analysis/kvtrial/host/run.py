@@ -1,0 +1,242 @@
+"""One run: start the arm's engine, work through its phases, stop it, leave a record. A record is whole or absent."""
+
+import os
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import msgspec
+import zstandard
+from msgspec import Struct
+
+import kvtrial
+from kvtrial.host.conditions import read_conditions
+from kvtrial.host.engine import Engine, RunFault, refuse_port, routable
+from kvtrial.host.keeper import EngineExit
+from kvtrial.host.phases import Scrape, phase_record, run_phase, settled_scrape, write_scrapes
+from kvtrial.record.hazards import watch_log
+from kvtrial.record.load import RequestResult, write_results
+from kvtrial.record.plan import HostPlan, PhasePlan, RunPlan
+from kvtrial.record.record import Evidence, Fault, PhaseRecord, Resolved, RunRecord, Times, WatchHit
+from kvtrial.record.store import sha256_of_file, sync_directory, write_atomically
+from kvtrial.record.version import SCHEMA_VERSION
+
+KEEPER_FILES = ("keeper.json", "keeper.log", "engine.json", "exit.json", "engine.log")
+STOPPING_REASONS = {
+    "deadline": ("deadline", "the host program's deadline passed; its engine was ended"),
+    "ram_below_reserve": ("ram_below_reserve", "available RAM fell below the reserve; the engine was ended"),
+    "keeper_killed": ("keeper_killed", "the engine's keeper was killed from outside; its engine was ended"),
+}
+
+
+class RunContext(Struct, frozen=True):
+    """What a run needs from the program: ids, deadline, and how to tell progress or learn of a stop."""
+
+    campaign: str
+    plan: HostPlan
+    plan_sha256: str
+    attempt: int
+    deadline_seconds: float
+    on_phase: Callable[[str], None]
+    on_engine: Callable[[Engine | None], None]
+    is_stopping: Callable[[], bool]
+
+
+class Interrupted(Exception):
+    """The program was asked to stop in the middle of a run: no record is left, the run is done again later."""
+
+
+class _Facts:
+    """What a run has gathered so far."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        self.resolved: Resolved | None = None
+        self.start_seconds: float | None = None
+        self.phases: list[PhaseRecord] = []
+        self.results: list[tuple[str, RequestResult]] = []
+        self.scrape_seconds = 0.0
+        self.fault: Fault | None = None
+        self.standin = False
+
+
+def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
+    """Do one run in `directory` (made new) and write its record there. Raises Interrupted on a stop request.
+
+    Whatever the engine does becomes part of the record; OSError (disk full) is left to the caller, who records it as
+    a fault of the environment.
+    """
+    directory.mkdir(parents=True)
+    facts = _Facts()
+    conditions = read_conditions()
+    engine: Engine | None = None
+    exit_facts: EngineExit | None = None
+    try:
+        refuse_port(context.plan.launches[run.arm].port)
+        engine = Engine(directory, context.plan.launches[run.arm], context.plan, context.deadline_seconds)
+        context.on_engine(engine)
+        _measure(run, directory, context, engine, facts)
+    except RunFault as error:
+        facts.fault = error.fault
+    finally:
+        if engine is not None:
+            context.on_phase("stopping the engine")
+            exit_facts = engine.stop()
+            context.on_engine(None)
+    if context.is_stopping():
+        raise Interrupted
+    if exit_facts is not None and exit_facts.reason in STOPPING_REASONS:
+        name, detail = STOPPING_REASONS[exit_facts.reason]
+        facts.fault = Fault(origin="environment", fault=name, phase=_last_phase(facts), detail=detail)
+    facts.fault = _with_exit(facts.fault, exit_facts)
+    log = engine.log_text() if engine else ""
+    files = _write_files(directory, facts)
+    ended = time.monotonic()
+    record = RunRecord(
+        schema_version=SCHEMA_VERSION,
+        kvtrial_version=kvtrial.__version__,
+        campaign=context.campaign,
+        plan_sha256=context.plan_sha256,
+        protocol=context.plan.protocol,
+        host=context.plan.host,
+        run=run.run,
+        pair=run.pair,
+        position=run.position,
+        arm=run.arm,
+        spare=run.spare,
+        attempt=context.attempt,
+        evidence=_evidence(context.plan, facts),
+        outcome="completed" if facts.fault is None else f"{facts.fault.origin}_fault",
+        fault=facts.fault,
+        launch=context.plan.launches[run.arm],
+        model=context.plan.model,
+        vllm_version_pinned=context.plan.vllm_version,
+        capacity=context.plan.capacity,
+        ram_reserve_bytes=context.plan.limits.ram_reserve_bytes,
+        resolved=facts.resolved,
+        conditions=conditions,
+        times=_times(facts, exit_facts, ended),
+        samples=exit_facts.samples if exit_facts else None,
+        phases=facts.phases,
+        watch_hits=[
+            WatchHit(hazard=hit.hazard, evidence=hit.line)
+            for hit in watch_log(log.splitlines(), context.plan.vllm_version)
+        ],
+        files=files,
+    )
+    content = msgspec.json.format(msgspec.json.encode(record), indent=1)
+    digest = write_atomically(directory / "record.json", content)
+    write_atomically(directory / "record.sha256", f"{digest}  record.json\n".encode())
+    return record
+
+
+def _measure(run: RunPlan, directory: Path, context: RunContext, engine: Engine, facts: _Facts) -> None:
+    """Wait for the engine, learn what it is, run the phases. Raises RunFault."""
+
+    def waiting(seconds: float) -> None:
+        context.on_phase(f"engine starting ({seconds:.0f} s)")
+
+    facts.start_seconds = engine.wait_healthy(waiting, context.is_stopping)
+    facts.standin = engine.is_standin()
+    facts.resolved = engine.resolve()
+    if exposed := routable(facts.resolved):
+        detail = f"the engine listens on {', '.join(exposed)}, not on loopback alone; it was stopped at once"
+        raise RunFault(engine.fault("routable_bind", None, detail))
+    boundary: Scrape | None = None
+    for phase in run.phases:
+        context.on_phase(phase.name)
+        boundary = _one_phase(phase, directory, context, engine, facts, boundary)
+
+
+def _one_phase(
+    phase: PhasePlan, directory: Path, context: RunContext, engine: Engine, facts: _Facts, boundary: Scrape | None
+) -> Scrape:
+    """One phase; its closing scrape is returned, to open the next. Raises RunFault when the engine failed in it."""
+    plan, base_url = context.plan, engine.base_url
+    try:
+        before = boundary or settled_scrape(base_url, plan.vllm_version, plan.model.name)
+        outcome = run_phase(phase, engine.launch, plan.limits)
+        facts.results.extend((phase.name, result) for result in outcome.results)
+        after = settled_scrape(base_url, plan.vllm_version, plan.model.name)
+    except httpx.HTTPError as error:
+        raise RunFault(_why_failed(engine, phase.name, f"/metrics does not answer: {error!r}", context)) from error
+    facts.scrape_seconds += after.seconds + (0.0 if boundary else before.seconds)
+    record = phase_record(phase, before, after, outcome)
+    facts.phases.append(record)
+    write_scrapes(directory / "metrics", phase.name, before, after)
+    if record.failed:
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(record.errors.items()))
+        first = next(r.error.detail for r in outcome.results if r.error is not None)
+        detail = f"{record.failed} of {record.sent} requests failed ({counts}); the first: {first}"
+        raise RunFault(_why_failed(engine, phase.name, detail, context, after))
+    return after
+
+
+def _why_failed(engine: Engine, phase: str, detail: str, context: RunContext, after: Scrape | None = None) -> Fault:
+    """Name the engine's failure: died, dead (health 503), deadlock (health 200, nothing runs), or failed requests."""
+    status = engine.health_status()
+    if not engine.is_up():
+        return engine.fault("engine_died", phase, f"the engine ended in phase {phase}; {detail}")
+    if status != 200:
+        return engine.fault("engine_dead", phase, f"/health answers {status} in phase {phase}; {detail}")
+    if after is not None:
+        waiting, running = after.values.get("requests_waiting"), after.values.get("requests_running")
+        if waiting and running == 0:
+            stuck = f"/health answers 200, yet 0 requests run and {waiting:.0f} wait in phase {phase}; {detail}"
+            return engine.fault("deadlock", phase, stuck)
+    return engine.fault("requests_failed", phase, detail)
+
+
+def _with_exit(fault: Fault | None, exit_facts: EngineExit | None) -> Fault | None:
+    """The fault, with the engine's exit status where the engine ended by itself."""
+    if fault is None or exit_facts is None or exit_facts.reason != "exited" or exit_facts.returncode is None:
+        return fault
+    code = exit_facts.returncode
+    ended = f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+    return msgspec.structs.replace(fault, detail=f"{fault.detail} (the engine's own process: {ended})")
+
+
+def _evidence(plan: HostPlan, facts: _Facts) -> Evidence:
+    if facts.standin:
+        return "standin"
+    return "gpu" if plan.backend == "cuda" else "cpu"
+
+
+def _last_phase(facts: _Facts) -> str | None:
+    return facts.phases[-1].name if facts.phases else None
+
+
+def _times(facts: _Facts, exit_facts: EngineExit | None, ended: float) -> Times:
+    phases = sum(phase.seconds for phase in facts.phases)
+    start = facts.start_seconds or 0.0
+    stop = exit_facts.stop_seconds if exit_facts else 0.0
+    return Times(
+        started_monotonic_seconds=facts.started,
+        ended_monotonic_seconds=ended,
+        started_at_utc=facts.started_at,
+        start_seconds=facts.start_seconds,
+        phases_seconds=phases,
+        scrape_seconds=facts.scrape_seconds,
+        stop_seconds=exit_facts.stop_seconds if exit_facts else None,
+        other_seconds=ended - facts.started - phases - start - stop,
+    )
+
+
+def _write_files(directory: Path, facts: _Facts) -> dict[str, str]:
+    """Write requests and log compressed, drop the keeper's own files; return the sha256 of every file left."""
+    write_results(directory / "requests.jsonl.zst", facts.results)
+    log = directory / "engine.log"
+    content = log.read_bytes() if log.exists() else b""
+    write_atomically(directory / "engine.log.zst", zstandard.compress(content, 3))
+    for name in KEEPER_FILES:
+        (directory / name).unlink(missing_ok=True)
+    return {str(p.relative_to(directory)): sha256_of_file(p) for p in sorted(directory.rglob("*")) if p.is_file()}
+
+
+def publish(partial: Path, final: Path) -> None:
+    """Give a whole run its place: rename, then fsync the folder."""
+    os.rename(partial, final)
+    sync_directory(final.parent)

@@ -1,0 +1,239 @@
+"""What a `vllm serve` command line asks for, read without starting anything."""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.versions import within
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_ALIASES = {
+    "-tp": "tensor-parallel-size",
+    "-pp": "pipeline-parallel-size",
+    "-dp": "data-parallel-size",
+    "-q": "quantization",
+    "kv-cache-memory": "kv-cache-memory-bytes",
+}
+_NUMBER = re.compile(r"-\d+(\.\d+)?$")
+
+
+class Started(Protocol):
+    """Anything with the argv and the environment of an engine."""
+
+    @property
+    def argv(self) -> list[str]:
+        """Arguments, with or without `vllm serve` in front."""
+        ...
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Environment that the launch sets."""
+        ...
+
+
+class ArmLaunch(msgspec.Struct, frozen=True):
+    """argv and environment of one arm. argv may begin with `vllm serve` or with the model."""
+
+    argv: list[str]
+    env: dict[str, str]
+
+
+class ParsedArgs(msgspec.Struct, frozen=True):
+    """A command line as vLLM reads it: underscores are dashes, `--no-x` is x=False, a repeated option's last value.
+
+    `options`: long name without dashes -> text, or True/False for flags. `kv_transfer`: the JSON of
+    --kv-transfer-config, dotted parts merged in; None when not given.
+    """
+
+    model: str | None
+    options: dict[str, str | bool]
+    kv_transfer: dict[str, Any] | None
+    repeated: list[str]
+
+    def text(self, option: str) -> str | None:
+        """Value of an option as text; None when it's absent or a flag."""
+        value = self.options.get(option)
+        return value if isinstance(value, str) else None
+
+    def size(self, option: str) -> int | None:
+        """Value of an option that takes sizes such as 256M, in units of one. Raises UnusableInput."""
+        value = self.text(option)
+        return None if value is None else human_int(value, f"--{option}")
+
+
+class Tier(msgspec.Struct, frozen=True):
+    """The connector an arm really gets. `cpu_bytes` None: not given or not a number."""
+
+    connector: str
+    extra: dict[str, Any]
+    role: str | None
+    cpu_bytes: int | None
+    by_shortcut: bool
+    by_json: bool
+
+
+def human_int(text: str, what: str) -> int:
+    """A whole number as vLLM takes it: `256M` = 2**20 x 256, `256m` = 256,000,000, `25.6k`; no decimals with K M G T.
+
+    Source: vllm/utils/argparse_utils.py, 0.32.0. Raises UnusableInput.
+    """
+    text = text.strip()
+    found = _SIZE.fullmatch(text)
+    try:
+        if found is None:
+            return int(text)
+        number, suffix = found.groups()
+        return int(float(number) * _DECIMAL[suffix]) if suffix in _DECIMAL else int(number) * _BINARY[suffix]
+    except ValueError:
+        raise UnusableInput(
+            f"{what}={text!r} is not a size vLLM reads; give a whole number, or one with k, m, g, t (powers of "
+            "1000) or K, M, G, T "
+            "(powers of 1024, no decimals)."
+        ) from None
+
+
+def parse_vllm_args(args: list[str]) -> ParsedArgs:
+    """Read the arguments of `vllm serve` (with or without these two words in front).
+
+    Raises UnusableInput when --kv-transfer-config is not a JSON object.
+    """
+    rest = list(args)
+    if rest and rest[0].rsplit("/", 1)[-1] == "vllm":
+        rest.pop(0)
+    if rest and rest[0] == "serve":
+        rest.pop(0)
+    model = rest.pop(0) if rest and not rest[0].startswith("-") else None
+    options: dict[str, str | bool] = {}
+    dotted: dict[str, Any] = {}
+    repeated: list[str] = []
+    while rest:
+        token = rest.pop(0)
+        if not token.startswith("-"):
+            model = model or token
+            continue
+        name, _, inline = token.partition("=")
+        values = [inline] if "=" in token else _values(rest)
+        if name.startswith(("--kv-transfer-config.", "--kv_transfer_config.")):
+            _nest(dotted, name.split(".")[1:], _loaded(values[0] if values else "null"))
+            continue
+        option, value = _option(name, values)
+        if option in options:
+            repeated.append(option)
+        options[option] = value
+    model = model or (options["model"] if isinstance(options.get("model"), str) else None)  # type: ignore[assignment]
+    return ParsedArgs(model, options, _kv_transfer(options.get("kv-transfer-config"), dotted), repeated)
+
+
+def tier_of(parsed: ParsedArgs, env: Mapping[str, str], version: str) -> Tier | None:
+    """The connector this launch gets in this version, or None.
+
+    From 0.14 --kv-offloading-size overwrites connector, role and size of the JSON and keeps its other keys, without a
+    word (config/vllm.py, _post_init_kv_transfer_config).
+    """
+    given = parsed.kv_transfer or {}
+    inner = given.get("kv_connector_extra_config")
+    extra = dict(inner) if isinstance(inner, dict) else {}
+    name, role = given.get("kv_connector"), given.get("kv_role")
+    shortcut = parsed.text("kv-offloading-size")
+    if shortcut is not None:
+        role = "kv_both"
+        backend = parsed.text("kv-offloading-backend") or "native"
+        if backend == "native":
+            simple = env.get("VLLM_USE_SIMPLE_KV_OFFLOAD", "0") not in ("", "0") and within(version, "0.19", None)
+            name = "SimpleCPUOffloadConnector" if simple else "OffloadingConnector"
+            extra["cpu_bytes_to_use"] = int(_gibibytes(shortcut) * 2**30)
+        else:
+            name = "LMCacheMPConnector" if within(version, "0.23", None) else "LMCacheConnectorV1"
+    if name is None:
+        return None
+    return Tier(
+        str(name),
+        extra,
+        role,
+        _whole(extra.get("cpu_bytes_to_use")),
+        shortcut is not None,
+        parsed.kv_transfer is not None,
+    )
+
+
+def async_scheduling(parsed: ParsedArgs, version: str) -> bool:
+    """Whether async scheduling may be on: asked for, or left to the engine from 0.14, which normally turns it on."""
+    asked = parsed.options.get("async-scheduling")
+    return bool(asked) if asked is not None else within(version, "0.14", None)
+
+
+def _values(rest: list[str]) -> list[str]:
+    values = []
+    while rest and (not rest[0].startswith("-") or _NUMBER.match(rest[0])):
+        values.append(rest.pop(0))
+    return values
+
+
+def _option(name: str, values: list[str]) -> tuple[str, str | bool]:
+    if not name.startswith("--"):
+        option = _ALIASES.get(name, name)
+    else:
+        plain = name[2:].replace("_", "-")
+        option = _ALIASES.get(plain, plain)
+    if not values and option.startswith("no-"):
+        return option[3:], False
+    return option, " ".join(values) if values else True
+
+
+def _kv_transfer(value: str | bool | None, dotted: dict[str, Any]) -> dict[str, Any] | None:
+    if value is None:
+        return dotted or None
+    loaded = _loaded(value) if isinstance(value, str) else None
+    if not isinstance(loaded, dict):
+        raise UnusableInput(
+            f"--kv-transfer-config={str(value)[:80]!r} is not a JSON object; give one such as "
+            '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both", '
+            '"kv_connector_extra_config": {"cpu_bytes_to_use": 8589934592}}.'
+        )
+    for key, inner in dotted.items():
+        if isinstance(inner, dict) and isinstance(loaded.get(key), dict):
+            loaded[key].update(inner)
+        else:
+            loaded[key] = inner
+    return loaded
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _nest(target: dict[str, Any], keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        target = target.setdefault(key, {})
+    target[keys[-1]] = value
+
+
+def _gibibytes(text: str) -> float:
+    try:
+        size = float(text)
+        if not math.isfinite(size):
+            raise ValueError
+        return size
+    except ValueError:
+        raise UnusableInput(
+            f"--kv-offloading-size={text!r} is not a number; it is the size of the CPU tier in GiB."
+        ) from None
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, bool) or value is None:
+        return None
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None

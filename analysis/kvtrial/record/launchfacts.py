@@ -1,0 +1,154 @@
+"""What an engine resolved its launch to, and how two of them differ.
+
+Input is the JSON of /server_info?config_format=json: `vllm_config`, `vllm_env`, `system_env`.
+"""
+
+import json
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import msgspec
+
+from kvtrial.record.versions import data, within
+
+Scalar = str | int | float | bool | None
+Backend = Literal["cpu", "cuda"]
+Kind = Literal["volatile", "consequence", "other"]
+ABSENT = "<absent>"
+
+
+class VolatileField(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A field that differs between any two engines."""
+
+    path: str
+    reason: str
+
+
+class Consequence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A field that the connector changes by itself in versions [since, until)."""
+
+    path: str
+    reason: str
+    since: str | None = None
+    until: str | None = None
+    backends: tuple[Backend, ...] = ("cpu", "cuda")
+
+
+class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Memory layout of the KV cache with and without the OffloadingConnector."""
+
+    with_connector: str
+    without: str
+    backends: list[Backend]
+    since: str | None = None
+    until: str | None = None
+
+
+class ConsequenceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`data/consequences.yml`."""
+
+    volatile: list[VolatileField]
+    consequences: list[Consequence]
+    layouts: list[Layout]
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A field in which two engines differ; `<absent>` where one has no such field."""
+
+    path: str
+    control: Scalar
+    variant: Scalar
+    kind: Kind
+    reason: str
+
+
+def consequence_table() -> ConsequenceTable:
+    """The table of volatile fields and known consequences."""
+    return data("consequences", ConsequenceTable)
+
+
+def flatten(config: dict[str, Any]) -> dict[str, Scalar]:
+    """A nested configuration as dotted paths.
+
+    Lists of scalars become their JSON, lists of objects are numbered. `system_env.env_vars`, one text of NAME=VALUE
+    lines, is taken apart by name. An object without fields is `{}`.
+    """
+    flat: dict[str, Scalar] = {}
+    _flatten(config, "", flat)
+    return flat
+
+
+def differences(
+    control: dict[str, Any], variant: dict[str, Any], version: str, backend: Backend = "cuda"
+) -> list[Difference]:
+    """Fields in which two /server_info answers differ, sorted by path, each with its kind.
+
+    An object on one side and null on the other are compared field by field. What an arm declares is the caller's to
+    allow: see `undeclared`.
+    """
+    left, right = flatten(control), flatten(variant)
+    found = []
+    for path in sorted(left.keys() | right.keys()):
+        was, now = left.get(path, ABSENT), right.get(path, ABSENT)
+        if was == now and type(was) is type(now):
+            continue
+        # null against an object: its fields are listed by themselves.
+        if {was, now} == {None, ABSENT} and any(
+            other.startswith(path + ".") for other in (left if now is None else right)
+        ):
+            continue
+        kind, reason = _kind(path, version, backend)
+        found.append(Difference(path, was, now, kind, reason))
+    return found
+
+
+def undeclared(found: Iterable[Difference], declared: Iterable[str]) -> list[Difference]:
+    """Differences that are neither volatile, nor a known consequence, nor at or below a declared path."""
+    prefixes = tuple(declared)
+    return [
+        difference
+        for difference in found
+        if difference.kind == "other" and not any(_at_or_below(difference.path, prefix) for prefix in prefixes)
+    ]
+
+
+def layouts(version: str, backend: Backend) -> Layout | None:
+    """Known layouts with and without the OffloadingConnector, or None where none was read."""
+    for layout in consequence_table().layouts:
+        if backend in layout.backends and within(version, layout.since, layout.until):
+            return layout
+    return None
+
+
+def _flatten(value: Any, path: str, flat: dict[str, Scalar]) -> None:
+    if path == "system_env.env_vars" and isinstance(value, str):
+        value = dict(line.split("=", 1) for line in value.splitlines() if "=" in line)
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            _flatten(inner, f"{path}.{key}" if path else str(key), flat)
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        for index, item in enumerate(value):
+            _flatten(item, f"{path}[{index}]", flat)
+    elif isinstance(value, dict | list):
+        flat[path] = json.dumps(value)
+    else:
+        flat[path] = value
+
+
+def _kind(path: str, version: str, backend: Backend) -> tuple[Kind, str]:
+    table = consequence_table()
+    for field in table.volatile:
+        if path == field.path or (field.path.endswith("*") and path.startswith(field.path[:-1])):
+            return "volatile", field.reason
+    for consequence in table.consequences:
+        if (
+            path == consequence.path
+            and backend in consequence.backends
+            and within(version, consequence.since, consequence.until)
+        ):
+            return "consequence", consequence.reason
+    return "other", ""
+
+
+def _at_or_below(path: str, prefix: str) -> bool:
+    return path == prefix or path.startswith((prefix + ".", prefix + "["))

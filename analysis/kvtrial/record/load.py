@@ -1,0 +1,198 @@
+"""What goes into the load client and what comes out: a specification in, results and an honesty card out.
+
+These types are parts of the record, so both sides read them. They carry no version of their own: the record that holds
+them does. `write_results` and `read_results` are the only code that knows how `requests.jsonl.zst` is laid out.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import zstandard
+
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.store import sync_directory
+
+ErrorClass = Literal[
+    "connection_refused",
+    "connection_reset",
+    "http_status",
+    "stream_ended_without_done",
+    "idle_timeout",
+    "request_timeout",
+    "malformed_stream",
+]
+
+_ZSTD_LEVEL = 3
+_READ_BYTES = 1 << 18
+
+
+class RequestSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One completion request. Exactly one of `prompt_token_ids` and `prompt_text` is given.
+
+    Sampling is always temperature 0. With `ignore_eos` (the default) `min_tokens` equals `max_tokens`, so that both
+    arms produce the same number of tokens. `scheduled_seconds` is the offset from the start of the phase; it is given
+    for every request of an open loop and for none of a closed one.
+    """
+
+    key: str
+    prompt_token_ids: list[int] | None = None
+    prompt_text: str | None = None
+    max_tokens: int
+    cache_salt: str | None = None
+    kv_transfer_params: dict[str, int] | None = None
+    scheduled_seconds: float | None = None
+    ignore_eos: bool = True
+
+
+class LoadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One phase of load. `concurrency` requests in flight (closed loop), or None: an open loop by `scheduled_seconds`.
+
+    `base_url` is `http://127.0.0.1:PORT` (loopback only). `idle_timeout_seconds` bounds the time without a byte,
+    `request_timeout_seconds` the whole request, both from the moment the request was due to be sent.
+    """
+
+    base_url: str
+    model: str
+    concurrency: int | None
+    requests: list[RequestSpec]
+    idle_timeout_seconds: float
+    request_timeout_seconds: float
+
+
+class RequestError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request has no whole answer.
+
+    `http_status` is the status of the response; for an error that the engine reports inside a stream of status 200 it
+    is the code in that report (the detail says so).
+    """
+
+    error_class: ErrorClass
+    http_status: int | None = None
+    detail: str
+
+
+class RequestResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to one request. Every RequestSpec yields exactly one.
+
+    `*_ns` are nanoseconds since the start of the phase on the monotonic clock, None where it never happened. In a
+    closed loop `scheduled_ns` is the moment the slot became free. `first_byte_ns` is the first byte of the response,
+    headers included. `token_gaps_us` are the gaps between successive tokens (one less than the tokens; where one event
+    carried several tokens all but its first are 0), rounded so that they sum to the whole microseconds between first
+    and last token. `output_tokens` counts token ids, or comes from `usage` where the server sends no ids; then
+    `token_gaps_us` and `output_token_ids` are empty.
+
+    `prompt_sha256` and `answer_sha256` are `sha256_of_tokens` of the ids, or the sha256 of the text in UTF-8 where
+    there are no ids; `answer_sha256` is None where no token arrived.
+    """
+
+    key: str
+    prompt_sha256: str
+    prompt_tokens: int | None
+    scheduled_ns: int
+    sent_ns: int | None
+    first_byte_ns: int | None
+    first_token_ns: int | None
+    last_token_ns: int | None
+    token_gaps_us: list[int]
+    output_token_ids: list[int]
+    answer_sha256: str | None
+    output_tokens: int
+    cached_tokens: int | None
+    finish_reason: str | None
+    error: RequestError | None
+
+
+class HonestyCard(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the client itself may be trusted in this phase. Facts only; gates decide.
+
+    `dispatch_lag_*` is sent minus scheduled over the requests that were sent (closed loop: sent minus the moment the
+    slot became free), None where none was sent. `loop_lag_*` is how late the event loop ran a regular timer (its
+    resolution is 1 ms), None where the phase was shorter than one beat of it. `client_cpu_seconds` is the CPU time of
+    the whole process, `client_cpu_share` that over `wall_seconds` (1.0 is one core). `steal_share` is the stolen share
+    of all CPU time of the machine, None where /proc/stat does not say.
+    """
+
+    dispatch_lag_p50_seconds: float | None
+    dispatch_lag_p95_seconds: float | None
+    dispatch_lag_max_seconds: float | None
+    loop_lag_p50_seconds: float | None
+    loop_lag_max_seconds: float | None
+    client_cpu_seconds: float
+    wall_seconds: float
+    client_cpu_share: float
+    connections_opened: int
+    connections_max_open: int
+    gc_collections: int
+    gc_pause_max_seconds: float
+    clock: str
+    cpu_affinity: list[int]
+    steal_share: float | None
+
+
+class LoadOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """Results in the order of the specification, the card, when the phase began (monotonic) and how long it took."""
+
+    results: list[RequestResult]
+    card: HonestyCard
+    started_monotonic_ns: int
+    seconds: float
+
+
+def write_results(path: Path, results: Iterable[tuple[str, RequestResult]]) -> None:
+    """Write (phase, result) pairs to `path`: JSON lines with a `phase` field, compressed with zstandard.
+
+    Results are streamed; the file appears whole or not at all (temporary file, fsync, rename). Raises OSError.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    encoder = msgspec.json.Encoder()
+    compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True)
+    try:
+        with temporary.open("wb") as file:
+            with compressor.stream_writer(file, closefd=False) as writer:
+                for phase, result in results:
+                    writer.write(encoder.encode({"phase": phase, **msgspec.structs.asdict(result)}) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def read_results(path: Path) -> Iterator[dict[str, Any]]:
+    """Read what `write_results` wrote, one dict a request (a RequestResult's fields and `phase`), without loading all.
+
+    Raises UnusableInput where the file is cut, damaged or not of this kind, OSError where it cannot be read.
+    """
+    decoder = msgspec.json.Decoder(dict[str, Any])
+    for number, line in enumerate(_lines_of(path), start=1):
+        try:
+            yield decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise UnusableInput(
+                f"{path}: line {number} is not a JSON object ({error}); fetch the run's record again."
+            ) from None
+
+
+def _lines_of(path: Path) -> Iterator[bytes]:
+    # A stream reader of zstandard takes a cut file for a short one; a decompression object knows the frame's end.
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    tail = b""
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            try:
+                text = tail + frame.decompress(block)
+            except zstandard.ZstdError as error:
+                raise UnusableInput(
+                    f"{path} is not a whole zstandard file ({error}); fetch the run's record again."
+                ) from None
+            *lines, tail = text.split(b"\n")
+            yield from lines
+            if frame.eof:
+                break
+    if not frame.eof or tail:
+        raise UnusableInput(f"{path} ends in the middle; fetch the run's record again.")

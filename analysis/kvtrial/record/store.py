@@ -1,0 +1,40 @@
+"""Files that are whole or absent."""
+
+import hashlib
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, content: bytes) -> str:
+    """Write `content` to `path` by a temporary file, fsync and rename; return its sha256 in hex.
+
+    A reader sees the old file or the new one, never a part. Raises OSError (disk full, no permission) and leaves no
+    temporary file behind then.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+    return hashlib.sha256(content).hexdigest()
+
+
+def sync_directory(path: Path) -> None:
+    """fsync a directory, so that a rename in it survives a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_of_file(path: Path) -> str:
+    """sha256 of a file's content in hex."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,126 @@
+"""Schema of a verdict: what the records of a campaign mean."""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from kvtrial.record.protocol import EffectScale, Role
+from kvtrial.record.record import Evidence
+
+Word = Literal["BETTER", "WORSE", "EQUIVALENT", "INCONCLUSIVE", "INVALID"]
+Quality = Literal["equal", "differs", "not_compared"]
+
+
+class GateResult(Struct, frozen=True):
+    """A check of validity. `passed` None: can't be decided here, why is in `detail`; fails where required."""
+
+    gate: str
+    passed: bool | None
+    detail: str
+
+
+class ComparisonResult(Struct, frozen=True):
+    """The effect of `arm` against `against` on one metric of one phase.
+
+    `effect`, `ci_low`, `ci_high`, `mde`: on scale ratio, arm / against (0.2 = five times lower); on scale difference,
+    arm − against in `unit`. `confidence` is the attained one. `delta_ttft_seconds` is the seed's formula, variant −
+    control, median over pairs; only where the metric is a TTFT. `pair_effects`: one per pair, same scale.
+    """
+
+    arm: str
+    against: str
+    phase: str
+    metric: str
+    unit: str
+    role: Role
+    effect_scale: EffectScale
+    effect: float | None
+    ci_low: float | None
+    ci_high: float | None
+    confidence: float | None
+    p_value: float | None
+    pairs: int
+    mde: float | None
+    margin: float
+    verdict: Word
+    note: str
+    delta_ttft_seconds: float | None
+    moved: bool | None
+    quality: Quality
+    heterogeneity: dict[str, float] | None
+    against_phase: str | None = None
+    pair_effects: list[float] = []
+    arm_values: list[float] = []
+    against_values: list[float] = []
+
+
+class RunCounts(Struct, frozen=True):
+    """Runs of a host: planned (without spares), valid, dropped with their pair, and engine faults."""
+
+    planned: int
+    valid: int
+    dropped: int
+    engine_faults: int
+
+
+class HostVerdict(Struct, frozen=True):
+    """The verdict of one host."""
+
+    host: str
+    verdict: Word
+    reason: str
+    gates: list[GateResult]
+    runs: RunCounts
+    comparisons: list[ComparisonResult]
+
+
+class Recommendation(Struct, frozen=True):
+    """What to do next, and the pins it rests on."""
+
+    action: str
+    reason: str
+    pins: dict[str, str]
+
+
+class BreakEven(Struct, frozen=True):
+    """The share of requests that must return to an evicted prefix for the tier to pay: cost / (gain + cost)."""
+
+    hit_share: float | None
+    ci_low: float | None
+    ci_high: float | None
+    confidence: float | None
+    cost_seconds: float | None
+    gain_seconds: float | None
+    own_hit_share: float | None
+    note: str
+
+
+class TimeBudget(Struct, frozen=True):
+    """Where the campaign's time went, seconds. `other_share` is other / (starts + stops + phases + other)."""
+
+    install_seconds: float | None
+    engine_start_seconds: float
+    engine_stop_seconds: float
+    phases_seconds: float
+    other_seconds: float
+    total_seconds: float
+    other_share: float
+
+
+class Verdict(Struct, frozen=True):
+    """The answer of a campaign."""
+
+    schema_version: str
+    campaign: str
+    protocol: str
+    evidence: Evidence | None
+    verdict: Word
+    reason: str
+    comparisons: list[ComparisonResult]
+    hosts: list[HostVerdict]
+    gates: list[GateResult]
+    recommendation: Recommendation
+    break_even: BreakEven | None = None
+    time_budget: TimeBudget | None = None
+    ladder: dict[str, Any] | None = None
+    caveats: list[str] = []

@@ -1,0 +1,216 @@
+# Licensed under the Apache License, Version 2.0
+"""Screen output of the playbooks: Ansible's own, with one line of progress a host, and the answer at the end."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: console
+type: stdout
+short_description: Ansible's output, with progress in lines and the answer at the end
+version_added: "0.1.0"
+description:
+  - Like P(ansible.builtin.default#callback), but a sweep over the host programs prints one line for each host whose
+    progress has changed, and nothing else.
+  - After the recap comes the campaign's answer. If the playbook fails, the last line is the cause, in one sentence.
+extends_documentation_fragment:
+  - default_callback
+  - result_format_callback
+options:
+  cause_file:
+    description: A file that the cause is written to as well, for whoever starts the playbook.
+    type: str
+    env:
+      - name: KVTRIAL_CAUSE_FILE
+    ini:
+      - section: callback_console
+        key: cause_file
+requirements:
+  - set as stdout in configuration
+"""
+
+from ansible import constants as C
+from ansible.plugins.callback.default import CallbackModule as Default
+
+SWEEP_TAG = "sweep"
+CAMPAIGN_ACTION = "kvtrial.vllm.campaign"
+INFO_ACTION = "kvtrial.vllm.host_program_info"
+DEBUG_ACTIONS = ("ansible.builtin.debug", "debug")
+
+
+def part(result, name):
+    """`result.result`, `.task` or `.host`: newer versions of ansible-core have them without the underscore."""
+    value = getattr(result, name, None)
+    return getattr(result, "_" + name) if value is None else value
+
+
+def is_sweep(tags):
+    """Whether a task belongs to the sweeps, which are shown as lines of progress only."""
+    return SWEEP_TAG in (tags or [])
+
+
+def time_to_go(seconds):
+    """ "about 4 min to go" from seconds; empty if it isn't known."""
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or seconds <= 0:
+        return ""
+    if seconds < 90:
+        return "about %d s to go" % (max(1, round(seconds / 10)) * 10)
+    if seconds < 90 * 60:
+        return "about %d min to go" % round(seconds / 60)
+    return "about %.1f h to go" % (seconds / 3600)
+
+
+def progress_line(host, result):
+    """One host's progress in one line, from what host_program_info returned."""
+    progress = result.get("progress") or {}
+    state = result.get("state", "absent")
+    runs = "%s/%s runs" % (progress.get("runs_done", 0), progress.get("runs_planned", "?"))
+    if result.get("died"):
+        words = [host, "the host program was ended from outside", runs]
+    elif state == "running":
+        pair, pairs = progress.get("pair"), progress.get("pairs")
+        words = [
+            host,
+            "pair %s/%s" % (pair, pairs) if pair is not None else "",
+            progress.get("arm") or "",
+            progress.get("phase") or "between two runs",
+            runs,
+            time_to_go(progress.get("seconds_to_go")),
+        ]
+    else:
+        reason = progress.get("reason") if state != "finished" else ""
+        words = [host, state, runs, reason or ""]
+    return "  ".join(str(word) for word in words if word)
+
+
+def sentence_of(result):
+    """Why a task failed, in one line: its message, or the last words of the command that it ran."""
+    for item in result.get("results") or []:
+        if isinstance(item, dict) and (item.get("failed") or item.get("unreachable")):
+            return sentence_of(item)
+    message = " ".join(str(result.get("msg") or "").split())
+    if message and message not in ("non-zero return code", "MODULE FAILURE"):
+        return message
+    for name in ("stderr", "module_stderr", "stdout", "module_stdout"):
+        lines = [line.strip() for line in str(result.get(name) or "").splitlines() if line.strip()]
+        if lines:
+            return lines[-1]
+    return message or "The task failed and said nothing."
+
+
+def last_words(failures, answer, concluded):
+    """(lines, cause) to end with.
+
+    `failures`: [(host, sentence, was before the answer)] in order. With an answer, hosts that were lost on the way
+    are named before it and don't make the playbook fail; `concluded` is whether the answer is of use. The cause is
+    empty when the playbook succeeded.
+    """
+    if not answer:
+        return [], (failures[0][1] if failures else "")
+    lines = ["%s did not take part to the end: %s" % (host, text) for host, text, before in failures if before]
+    after = [text for _, text, before in failures if not before]
+    cause = "" if concluded and not after else (after[0] if after else "The campaign is of no use.")
+    return lines + list(answer), cause
+
+
+class CallbackModule(Default):
+    """Ansible's default output with the sweeps condensed and the answer last."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "stdout"
+    CALLBACK_NAME = "kvtrial.vllm.console"
+
+    def __init__(self):
+        super().__init__()
+        self._lines = {}
+        self._failures = []
+        self._answer = []
+        self._concluded = True
+
+    def v2_playbook_on_task_start(self, task, is_conditional):
+        if is_sweep(task.tags):
+            # The name is kept for a failure's banner; without one, no banner is printed.
+            self._task_type_cache[task._uuid] = "TASK"
+            self._last_task_name = task.get_name().strip()
+            return
+        super().v2_playbook_on_task_start(task, is_conditional)
+
+    def v2_playbook_on_include(self, included_file):
+        if not is_sweep(getattr(included_file._task, "tags", None)):
+            super().v2_playbook_on_include(included_file)
+
+    def v2_runner_on_ok(self, result):
+        task, values = part(result, "task"), part(result, "result")
+        if task.action == CAMPAIGN_ACTION and "answer" in values:
+            self._answer = list(values["answer"])
+            self._concluded = values.get("exit_status", 0) in (0, 3)
+        if is_sweep(task.tags):
+            if task.action == INFO_ACTION:
+                self._show_progress(part(result, "host").get_name(), values)
+            return
+        if task.action in DEBUG_ACTIONS and isinstance(values.get("msg"), list):
+            if values["msg"] != self._answer:
+                self._show_lines(task, values["msg"])
+            return
+        super().v2_runner_on_ok(result)
+
+    def v2_runner_item_on_ok(self, result):
+        if not is_sweep(part(result, "task").tags):
+            super().v2_runner_item_on_ok(result)
+
+    def v2_runner_on_skipped(self, result):
+        if not is_sweep(part(result, "task").tags):
+            super().v2_runner_on_skipped(result)
+
+    def v2_runner_item_on_skipped(self, result):
+        if not is_sweep(part(result, "task").tags):
+            super().v2_runner_item_on_skipped(result)
+
+    def v2_runner_on_failed(self, result, ignore_errors=False):
+        if not ignore_errors:
+            host = part(result, "host").get_name()
+            self._failures.append((host, sentence_of(part(result, "result")), not self._answer))
+        super().v2_runner_on_failed(result, ignore_errors)
+
+    def v2_runner_on_unreachable(self, result):
+        host, task = part(result, "host").get_name(), part(result, "task")
+        if is_sweep(task.tags):
+            self._show_line(host, "%s  could not be reached, will be asked again" % host)
+            return
+        if not task.ignore_unreachable:
+            sentence = "%s could not be reached: %s" % (host, sentence_of(part(result, "result")))
+            self._failures.append((host, sentence, not self._answer))
+        super().v2_runner_on_unreachable(result)
+
+    def v2_playbook_on_stats(self, stats):
+        super().v2_playbook_on_stats(stats)
+        lines, cause = last_words(self._failures, self._answer, self._concluded)
+        for line in lines:
+            self._display.display(line)
+        if cause:
+            self._write_cause(cause)
+            self._display.display(cause, color=C.COLOR_ERROR)
+
+    def _show_progress(self, host, values):
+        if "state" in values:
+            self._show_line(host, progress_line(host, values))
+
+    def _show_line(self, host, line):
+        if self._lines.get(host) != line:
+            self._lines[host] = line
+            self._display.display(line)
+
+    def _show_lines(self, task, lines):
+        if self._last_task_banner != task._uuid:
+            self._print_task_banner(task)
+        for line in lines:
+            self._display.display(str(line))
+
+    def _write_cause(self, cause):
+        path = self.get_option("cause_file")
+        if not path:
+            return
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(cause + "\n")
+        except OSError as error:
+            self._display.warning("The cause could not be written to %s: %s" % (path, error))

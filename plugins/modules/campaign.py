@@ -1,0 +1,213 @@
+#!/usr/bin/python
+# Licensed under the Apache License, Version 2.0
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: campaign
+short_description: Plan a campaign, take in its records and reach a verdict
+version_added: "0.1.0"
+description:
+  - The steps of a campaign that happen on the controller. A thin shell over the Python package C(kvtrial).
+  - Runs on the controller only, with the Python that C(kvtrial) is installed in.
+  - Unusable input fails with one sentence that names the value, what is allowed and what to do.
+options:
+  action:
+    description:
+      - V(validate) checks the request as far as no host has to be asked.
+      - V(prepare) plans the campaign, or finds the unfinished one with the same plan, and writes each host's part.
+      - V(collect) takes in one host's archive of runs.
+      - V(conclude) decides gates, effects and the verdict, and writes the report.
+    type: str
+    required: true
+    choices: [validate, prepare, collect, conclude]
+  inputs:
+    description: The request and the hosts; required with O(action=validate) and O(action=prepare).
+    type: dict
+  project_dir:
+    description: The project's checkout; its commit is recorded.
+    type: path
+  since_monotonic_seconds:
+    description:
+      - What an earlier step returned as RV(monotonic_seconds). With O(action=prepare) the time since then is recorded as
+        the time that installation took.
+    type: float
+  directory:
+    description: The campaign's directory; required with O(action=collect) and O(action=conclude).
+    type: path
+  host:
+    description: The host that an archive comes from; required with O(action=collect).
+    type: str
+  archive:
+    description: The archive of one host's runs; required with O(action=collect).
+    type: path
+  state:
+    description: How the host program stood, as M(kvtrial.vllm.host_program_info) returned it; with O(action=collect).
+    type: dict
+attributes:
+  check_mode:
+    description: In check mode V(prepare) only says what would be done, and V(collect) and V(conclude) do nothing.
+    support: full
+author:
+  - kvtrial
+"""
+
+EXAMPLES = r"""
+- name: Check the request
+  kvtrial.vllm.campaign:
+    action: validate
+    inputs:
+      protocol: offload_return
+      protocols_dir: "{{ playbook_dir }}/protocols"
+      results_dir: results
+      hosts: {}
+  delegate_to: localhost
+
+- name: Reach a verdict
+  kvtrial.vllm.campaign:
+    action: conclude
+    directory: results/latest
+  delegate_to: localhost
+"""
+
+RETURN = r"""
+monotonic_seconds:
+  description: The controller's monotonic clock when the step was done.
+  returned: success
+  type: float
+campaign:
+  description: Id of the campaign.
+  returned: with O(action=prepare)
+  type: str
+directory:
+  description: The campaign's directory on the controller.
+  returned: with O(action=prepare) and O(action=conclude)
+  type: str
+resumed:
+  description: Whether an unfinished campaign with the same plan was found.
+  returned: with O(action=prepare)
+  type: bool
+complete:
+  description: Whether nothing is left to run.
+  returned: with O(action=prepare)
+  type: bool
+plan_sha256:
+  description: Hash of the plan.
+  returned: with O(action=prepare)
+  type: str
+plans:
+  description: For each host the path of its part of the plan on the controller.
+  returned: with O(action=prepare)
+  type: dict
+announcement:
+  description: What will be done, for people; one string a line.
+  returned: with O(action=prepare)
+  type: list
+  elements: str
+exit_status:
+  description: 0 for a verdict, 3 for INCONCLUSIVE, 4 for INVALID, 2 for unusable input.
+  returned: with O(action=conclude)
+  type: int
+verdict:
+  description: The verdict.
+  returned: with O(action=conclude)
+  type: str
+answer:
+  description: The answer, for people; one string a line.
+  returned: with O(action=conclude)
+  type: list
+  elements: str
+cause:
+  description: Why the campaign is of no use, in one sentence; empty if it is of use.
+  returned: with O(action=conclude)
+  type: str
+report:
+  description: Path of the report.
+  returned: with O(action=conclude)
+  type: str
+"""
+
+import importlib
+import sys
+import time
+import traceback
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.kvtrial.vllm.plugins.module_utils import request
+
+
+def load(module):
+    """(kvtrial.analysis.campaign, UnusableInput), or fail with what to do."""
+    try:
+        campaign = importlib.import_module("kvtrial.analysis.campaign")
+        errors = importlib.import_module("kvtrial.record.errors")
+    except ImportError as error:
+        module.fail_json(
+            msg="The Python package kvtrial can't be loaded by %s (%s); run make setup, and start the playbook with "
+            ".venv/bin/ansible-playbook." % (sys.executable, error)
+        )
+    return campaign, errors.UnusableInput
+
+
+def perform(campaign, parameters, check_mode):
+    """Do one action; return the module's result. Raises what kvtrial raises, and request.Unusable."""
+    action = parameters["action"]
+    if action in ("validate", "prepare"):
+        inputs = request.normalise(parameters["inputs"])
+        inputs["project"] = request.project_state(parameters["project_dir"] or ".")
+        if parameters["since_monotonic_seconds"] is not None:
+            inputs["install_seconds"] = time.monotonic() - parameters["since_monotonic_seconds"]
+        if action == "validate":
+            campaign.validate(inputs)
+            return {"changed": False}
+        inputs["dry_run"] = inputs["dry_run"] or check_mode
+        result = campaign.prepare(inputs)
+        return dict(result, changed=not (inputs["dry_run"] or result.get("resumed", False)))
+    if check_mode:
+        return {"changed": False}
+    if action == "collect":
+        state = request.standing(parameters["state"]) if parameters["state"] is not None else None
+        taken = campaign.collect(parameters["directory"], parameters["host"], parameters["archive"], state)
+        return dict(taken, changed=bool(taken.get("added", True)))
+    return dict(campaign.conclude(parameters["directory"]), changed=True)
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "action": {"type": "str", "required": True, "choices": ["validate", "prepare", "collect", "conclude"]},
+            "inputs": {"type": "dict"},
+            "project_dir": {"type": "path"},
+            "directory": {"type": "path"},
+            "host": {"type": "str"},
+            "archive": {"type": "path"},
+            "state": {"type": "dict"},
+            "since_monotonic_seconds": {"type": "float"},
+        },
+        required_if=[
+            ("action", "validate", ["inputs"]),
+            ("action", "prepare", ["inputs"]),
+            ("action", "collect", ["directory", "host", "archive"]),
+            ("action", "conclude", ["directory"]),
+        ],
+        supports_check_mode=True,
+    )
+    campaign, unusable_input = load(module)
+    try:
+        result = perform(campaign, module.params, module.check_mode)
+    except (unusable_input, request.Unusable) as error:
+        module.fail_json(msg=str(error), unusable_input=True)
+    except OSError as error:
+        module.fail_json(msg="%s of the campaign failed: %s." % (module.params["action"].capitalize(), error))
+    except Exception as error:
+        # The last net: a user never sees a traceback, a developer finds it in -vvv.
+        module.fail_json(
+            msg="%s of the campaign failed by a fault in kvtrial (%s: %s); run again with -vvv for its origin."
+            % (module.params["action"].capitalize(), type(error).__name__, error),
+            origin=traceback.format_exc().splitlines(),
+        )
+    module.exit_json(monotonic_seconds=time.monotonic(), **result)
+
+
+if __name__ == "__main__":
+    main()
