@@ -37,6 +37,6 @@ test-full: .venv/test-done
 lint: .venv/test-done
 	@tests/lint.sh
 
-# What campaigns found stays in results/.
+# What campaigns found stays in results/; what they installed, in .kvtrial/, goes by playbooks/teardown.yml -e kvtrial_purge=true.
 clean:
-	rm -rf .venv .kvtrial build dist .ansible .mypy_cache .pytest_cache .ruff_cache .hypothesis kvtrial-vllm-*.tar.gz
+	rm -rf .venv build dist .ansible .mypy_cache .pytest_cache .ruff_cache .hypothesis kvtrial-vllm-*.tar.gz

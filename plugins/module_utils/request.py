@@ -20,7 +20,7 @@ def whole_number(value, name):
     try:
         return int(str(value).strip())
     except ValueError:
-        raise Unusable("%s=%s is not a whole number; give one, for example %s=6." % (name, value, name)) from None
+        raise Unusable("%s=%s is not a whole number; write digits only." % (name, value)) from None
 
 
 def truth(value, name):
@@ -64,6 +64,10 @@ def _host(host):
         result["port"] = whole_number(host["port"], "kvtrial_port")
     if "ram_reserve_bytes" in host:
         result["ram_reserve_bytes"] = whole_number(host["ram_reserve_bytes"], "kvtrial_ram_reserve_bytes")
+    if host.get("if_controller_gone", "continue") not in ("continue", "stop"):
+        raise Unusable(
+            "kvtrial_if_controller_gone=%s is unknown; set it to continue or stop." % (host["if_controller_gone"],)
+        )
     if "may_be_disturbed" in host:
         result["may_be_disturbed"] = truth(host["may_be_disturbed"], "kvtrial_host_may_be_disturbed")
     return result

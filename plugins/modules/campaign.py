@@ -29,8 +29,8 @@ options:
     type: path
   since_monotonic_seconds:
     description:
-      - What an earlier step returned as RV(monotonic_seconds). With O(action=prepare) the time since then is recorded as
-        the time that installation took.
+      - What an earlier step returned as RV(monotonic_seconds). With O(action=prepare) the time since then is recorded
+        as the time that installation took.
     type: float
   directory:
     description: The campaign's directory; required with O(action=collect) and O(action=conclude).

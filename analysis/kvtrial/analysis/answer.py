@@ -8,6 +8,7 @@ from typing import Literal
 from kvtrial.record.verdict import BreakEven, ComparisonResult, GateResult, TimeBudget, Verdict
 
 NOT_MEASURED = "not measured"
+SIGNIFICANT_P = 0.05
 LARGEST_PERCENT_AS_PERCENT = 1.5
 """Ratios up to this are said in percent, larger ones as "n times"."""
 
@@ -130,11 +131,12 @@ def one_line(text: str, limit: int = 600) -> str:
 
 
 def sentence(text: str) -> str:
-    """`text` on one line, with a capital in front and a full stop at the end."""
+    """`text` on one line, with a capital in front (but for an identifier) and a full stop at the end."""
     line = one_line(text)
     if not line:
         return ""
-    return line[0].upper() + line[1:] + ("" if line[-1] in ".!?…" else ".")
+    first = line[0] if "_" in line.split()[0] else line[0].upper()
+    return first + line[1:] + ("" if line[-1] in ".!?…" else ".")
 
 
 # ------------------------------------------------------------------------------------------------------ comparisons
@@ -264,7 +266,9 @@ def delta_text(comparison: ComparisonResult) -> str:
     delta = comparison.delta_ttft_seconds
     if delta is None or not math.isfinite(delta):
         return ""
-    meaning = "negative: sooner" if delta < 0 else "positive: later" if delta > 0 else "the same"
+    if abs(delta) < 0.0005:
+        return "delta_ttft_seconds = 0.000 (the same)"
+    meaning = "negative: sooner" if delta < 0 else "positive: later"
     return f"delta_ttft_seconds = {delta:+.3f} ({meaning})"
 
 
@@ -273,6 +277,9 @@ def effect_sentence(comparison: ComparisonResult) -> str:
     if not is_number(comparison.effect):
         return sentence(f"{subject_of(comparison)} could not be compared: {count(comparison.pairs, 'pair')}")
     words = f"{subject_of(comparison)} {size_in_words(comparison)} {against_of(comparison)}"
+    p_value = comparison.p_value
+    if comparison.verdict == "INCONCLUSIVE" and (p_value is None or not p_value < SIGNIFICANT_P):
+        words = f"in {count(comparison.pairs, 'pair')}, which prove no difference yet, {words}"
     return sentence(f"{words} ({statistics_text(comparison)})")
 
 
@@ -407,7 +414,9 @@ def _effect_line(verdict: Verdict) -> str | None:
     if primary is None:
         return None
     delta = delta_text(primary)
-    return f"Effect: {effect_sentence(primary)}" + (f" {delta}." if delta else "")
+    line = f"Effect: {effect_sentence(primary)}" + (f" {delta}." if delta else "")
+    note = one_line(primary.note)
+    return f"{line} {sentence(note)}" if note and note not in one_line(verdict.reason) else line
 
 
 def _short(comparison: ComparisonResult) -> str:
@@ -457,12 +466,12 @@ def break_even_text(break_even: BreakEven | None) -> str | None:
     if is_number(break_even.ci_low) and is_number(break_even.ci_high):
         confidence = f"{share_text(break_even.confidence)} " if is_number(break_even.confidence) else ""
         interval = f" ({confidence}interval {share_text(break_even.ci_low)} to {share_text(break_even.ci_high)})"
-    text = (
-        f"it pays when more than {share_text(break_even.hit_share)} of requests return to an evicted prefix{interval}"
-    )
-    if is_number(break_even.gain_seconds) and is_number(break_even.cost_seconds):
-        gain, cost = seconds_text(break_even.gain_seconds), seconds_text(break_even.cost_seconds)
-        text += f"; a return gains {gain}, a miss costs {cost}"
+    share = share_text(break_even.hit_share)
+    text = f"it pays when more than {share} of requests return to an evicted prefix{interval}"
+    gain, cost = break_even.gain_seconds, break_even.cost_seconds
+    if gain is not None and cost is not None and math.isfinite(gain) and math.isfinite(cost):
+        costs = f"a miss costs {seconds_text(cost)}" if cost > 0 else f"a miss is not slower ({seconds_text(cost)})"
+        text += f"; a return gains {seconds_text(gain)}, {costs}"
     if is_number(break_even.own_hit_share):
         text += f"; your share is {share_text(break_even.own_hit_share)}"
     return f"{text}. {sentence(break_even.note)}".rstrip()
@@ -500,6 +509,8 @@ def time_text(budget: TimeBudget | None) -> str | None:
 def next_text(verdict: Verdict) -> str:
     """What to do next, and why."""
     action, reason = one_line(verdict.recommendation.action), one_line(verdict.recommendation.reason)
+    if action and reason in one_line(verdict.reason):
+        return sentence(action)
     if not action:
         return sentence(reason)
     return f"{sentence(action)} {sentence(reason)}".rstrip()

@@ -1,7 +1,7 @@
 """From which share of returning requests on the variant pays: cost / (gain + cost), as one number with an interval.
 
 A request to a prefix never seen before costs `cost` more time to its first token in the variant (it also stores), one
-that returns to an evicted prefix saves `gain`. With a share s of returns the variant pays when s · gain > (1 − s) · cost.
+that returns to an evicted prefix saves `gain`. With a share s of returns it pays when s · gain > (1 − s) · cost.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class CostAndGain(Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """Break-even share of returns, not clipped. Where the two sum to nothing positive it is 0 (gain) or 1 (none)."""
+        """Break-even share of returns, not clipped. Where the two sum to nothing positive: 0 with a gain, else 1."""
         both = self.gain_seconds + self.cost_seconds
         if both > 0:
             return self.cost_seconds / both
@@ -41,7 +41,9 @@ def break_even(
     """
     known = [found for pair in pairs if (found := _of_pair(pair, arm, against, hit, miss)) is not None]
     if not known:
-        return BreakEven(None, None, None, None, None, None, own_hit_share, f"no pair has TTFT of both {hit} and {miss}")
+        return BreakEven(
+            None, None, None, None, None, None, own_hit_share, f"no pair has TTFT of both {hit} and {miss}"
+        )
     cost, gain = hodges_lehmann([p.cost_seconds for p in known]), hodges_lehmann([p.gain_seconds for p in known])
     note = _note(cost, gain, own_hit_share, len(pairs) - len(known))
     if gain.estimate <= 0:

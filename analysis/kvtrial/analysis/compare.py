@@ -37,12 +37,16 @@ def margin_of(comparison: Comparison, protocol: Protocol) -> float:
         size = protocol.sizes.get(margin.removeprefix("$"))
         if size is None:
             known = ", ".join(protocol.sizes)
-            raise UnusableInput(f'margin "{margin}" of {comparison.metric} is no number and no size of the protocol ({known}).')
+            raise UnusableInput(
+                f'margin "{margin}" of {comparison.metric} is no number and no size of the protocol ({known}).'
+            )
         return float(size)
     return float(margin)
 
 
-def compare(comparison: Comparison, protocol: Protocol, pairs: Sequence[Pair], quality: Quality = "not_compared") -> Compared:
+def compare(
+    comparison: Comparison, protocol: Protocol, pairs: Sequence[Pair], quality: Quality = "not_compared"
+) -> Compared:
     """The effect of one declared comparison over valid pairs, with its verdict. Never raises for missing values.
 
     A pair that lacks a value makes the comparison INCONCLUSIVE, whatever the others say: leaving it out would choose.
@@ -133,9 +137,7 @@ def blank_result(comparison: Comparison, protocol: Protocol, quality: Quality) -
     )
 
 
-def _values(
-    comparison: Comparison, metric: Metric, pairs: Sequence[Pair]
-) -> tuple[list[float], list[float], str]:
+def _values(comparison: Comparison, metric: Metric, pairs: Sequence[Pair]) -> tuple[list[float], list[float], str]:
     """Values of both sides by pair, and a sentence on pairs that lack one."""
     arm_values, against_values, lacking = [], [], []
     other_phase = comparison.against_phase or comparison.phase

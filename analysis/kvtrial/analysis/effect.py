@@ -243,8 +243,8 @@ def decide(interval: Interval, margin: float, scale: EffectScale, better: Better
     if interval.pairs < LEAST_PAIRS:
         least_p = 2 / 2**interval.pairs
         return "INCONCLUSIVE", (
-            f"with {interval.pairs} pair{'s' if interval.pairs != 1 else ''} the exact two-sided test cannot reach p < .05 "
-            f"(its least p is {least_p:.3g}); at least {LEAST_PAIRS} pairs are needed"
+            f"with {interval.pairs} pair{'s' if interval.pairs != 1 else ''} the exact two-sided test cannot reach "
+            f"p < .05 (its least p is {least_p:.3g}); at least {LEAST_PAIRS} pairs are needed"
         )
     delta = inner_margin(margin, scale)
     low_side, high_side = ("BETTER", "WORSE") if better == "lower" else ("WORSE", "BETTER")
@@ -270,5 +270,7 @@ def _needed(interval: Interval, delta: float) -> str:
     distance = abs(abs(interval.estimate) - delta)
     needed = pairs_for_shift(interval.sd or 0.0, distance)
     if needed is None:
-        return f"more than {MOST_PAIRS_SEARCHED} pairs needed: the effect lies at the margin's border or the noise is too large"
+        return (
+            f"more than {MOST_PAIRS_SEARCHED:,} pairs needed: it lies at the margin's border, or the noise is too large"
+        )
     return f"{max(needed, interval.pairs + 1)} pairs needed"

@@ -6,6 +6,7 @@ the engine are a result of their arm: counted, named, never replaced.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 from msgspec import Struct
 
@@ -52,7 +53,8 @@ class Pairs(Struct, frozen=True):
     def describe_faults(self) -> str:
         """Engine faults in words; empty where there are none."""
         return "; ".join(
-            f"{f.fault} of arm {f.arm} in pair {f.pair}, phase {f.phase or 'start'}: {f.detail}" for f in self.engine_faults
+            f"{f.fault} of arm {f.arm} in pair {f.pair}, phase {f.phase or 'start'}: {f.detail}"
+            for f in self.engine_faults
         )
 
 
@@ -138,7 +140,7 @@ def _cut(drop_number: int, runs: list[RunRecord], max_pair_gap_seconds: float) -
     if len({run.conditions.boot_id for run in runs}) > 1:
         return DroppedPair(drop_number, "pair_cut", "the host was booted between the runs of the pair", len(runs))
     in_time = sorted(runs, key=lambda run: run.times.started_monotonic_seconds)
-    for first, second in zip(in_time, in_time[1:], strict=False):
+    for first, second in pairwise(in_time):
         gap = second.times.started_monotonic_seconds - first.times.ended_monotonic_seconds
         if gap > max_pair_gap_seconds:
             detail = f"{gap:,.0f} s between its runs, allowed are {max_pair_gap_seconds:,.0f} s"
@@ -148,7 +150,9 @@ def _cut(drop_number: int, runs: list[RunRecord], max_pair_gap_seconds: float) -
 
 def _throttled(number: int, runs: list[RunRecord]) -> DroppedPair | None:
     """Throttling in one arm only. In both it is a condition of the host, which a gate looks at."""
-    events = {run.arm: run.samples.throttle_events for run in runs if run.samples and run.samples.throttle_events is not None}
+    events = {
+        run.arm: run.samples.throttle_events for run in runs if run.samples and run.samples.throttle_events is not None
+    }
     if len({count > 0 for count in events.values()}) < 2:
         return None
     counts = ", ".join(f"{arm} {count}" for arm, count in events.items())

@@ -21,9 +21,13 @@ _SMALLEST_VARIANCE = 1e-18
 
 
 class Combined(Struct, frozen=True):
-    """The hosts' mean effect on the inner scale. `tau2`: variance between hosts, `i2`: its share of the total (0..1)."""
+    """The hosts' mean effect on the inner scale. `tau2`: variance between hosts, `i2`: its share of the total (0..1).
+
+    `detectable`: the least mean shift found with 80 % power at this spread of hosts.
+    """
 
     interval: Interval
+    detectable: float
     tau2: float
     i2: float
     q: float
@@ -38,7 +42,7 @@ class OddHost(Struct, frozen=True):
 
 
 def combine(hosts: Sequence[Interval], confidence: float = 0.95) -> Combined:
-    """The random-effects mean of at least three hosts. Raises ValueError for fewer, or for a host with under two pairs."""
+    """Random-effects mean of at least three hosts. Raises ValueError for fewer, or a host with under two pairs."""
     if len(hosts) < LEAST_HOSTS:
         raise ValueError(f"at least {LEAST_HOSTS} hosts")
     effects = [host.estimate for host in hosts]
@@ -61,7 +65,8 @@ def combine(hosts: Sequence[Interval], confidence: float = 0.95) -> Combined:
         pairs=sum(host.pairs for host in hosts),
         sd=error * math.sqrt(len(hosts)),
     )
-    return Combined(interval, tau2, max(0.0, 1 - freedom / q) if q > 0 else 0.0, q)
+    detectable = error * float(stats.t.ppf((1 + confidence) / 2, freedom) + stats.t.ppf(0.8, freedom))
+    return Combined(interval, detectable, tau2, max(0.0, 1 - freedom / q) if q > 0 else 0.0, q)
 
 
 def paule_mandel(effects: Sequence[float], variances: Sequence[float]) -> float:
@@ -83,7 +88,7 @@ def paule_mandel(effects: Sequence[float], variances: Sequence[float]) -> float:
 
 
 def odd_hosts(hosts: Mapping[str, Interval], classes: Mapping[str, str]) -> list[OddHost]:
-    """Hosts whose effect departs from the others', at a false discovery rate of 5 % over all hosts (Benjamini-Hochberg).
+    """Hosts whose effect departs from the others', at a false discovery rate of 5 % (Benjamini-Hochberg over hosts).
 
     The pair variance is pooled over the hosts of a class (same CPU and GPU), so that a quiet host by chance is not
     called odd; the deviation is from the mean of the other hosts, tested by t with the pooled degrees of freedom.

@@ -18,7 +18,7 @@ Extract = Callable[[RunRecord, str], float | None]
 
 
 class Metric(Struct, frozen=True):
-    """`extract(record, phase)` is the run's value, or None where the record lacks it. `is_ttft`: a time to first token."""
+    """`extract(record, phase)` is the run's value, or None where it is lacking. `is_ttft`: time to first token."""
 
     name: str
     unit: str
@@ -45,11 +45,6 @@ def find_metric(name: str) -> Metric:
         return METRICS[name]
     except KeyError:
         raise UnusableInput(f'metric "{name}" is unknown; use one of {", ".join(METRICS)}.') from None
-
-
-def validate_metric(name: str) -> None:
-    """Raise UnusableInput, with the allowed names, unless the metric is known."""
-    find_metric(name)
 
 
 def _of_phase(field: str) -> Extract:

@@ -38,10 +38,11 @@ STYLE: dict[Any, Any] = {
     "xtick.color": INK,
     "ytick.color": INK,
 }
-WIDTH_INCHES = 5.2
+WIDTH_INCHES = 4.5
+PAIRS_DRAWN_MAX = 500
 ECDF_POINTS_MAX = 400
 RATIO_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
-LABEL_CHARACTERS_MAX = 44
+LABEL_CHARACTERS_MAX = 46
 
 
 class ForestRow(Struct, frozen=True):
@@ -89,10 +90,10 @@ def _to_svg(figure: Figure, name: str, title: str, description: str) -> str:
     return head + text[opening.end() :]
 
 
-def _shown(label: str) -> str:
+def _shown(label: str, limit: int = LABEL_CHARACTERS_MAX) -> str:
     """A label as drawn: printable, and short enough for the figure."""
     clean = "".join(character if character.isprintable() else " " for character in label)
-    return clean if len(clean) <= LABEL_CHARACTERS_MAX else clean[: LABEL_CHARACTERS_MAX - 1] + "…"
+    return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
 def _time_scale(largest: float) -> tuple[float, str]:
@@ -109,6 +110,8 @@ def paired_plot(
 ) -> str | None:
     """Each pair's two values joined by a line, `against` on the left. None if there is no pair to draw.
 
+    Of more than PAIRS_DRAWN_MAX pairs that many are drawn, evenly by rank; the medians are those of all.
+
     `pairs`: (against, arm) per pair, seconds where `is_time`. The axis starts at zero, so lengths can be compared.
     """
     drawn = [pair for pair in pairs if all(math.isfinite(value) for value in pair)]
@@ -116,7 +119,11 @@ def paired_plot(
         return None
     factor, unit = _time_scale(max(max(pair) for pair in drawn)) if is_time else (1.0, "")
     with matplotlib.rc_context(STYLE):
-        figure, axes = _figure(3.1)
+        figure, axes = _figure(2.9)
+        medians = [statistics.median(pair[side] for pair in drawn) * factor for side in (0, 1)]
+        step = len(drawn) / min(len(drawn), PAIRS_DRAWN_MAX)
+        ranked = sorted(drawn)
+        drawn = [ranked[int(rank * step)] for rank in range(min(len(drawn), PAIRS_DRAWN_MAX))]
         strength = 0.9 if len(drawn) <= 30 else max(0.15, 25 / len(drawn))
         for left, right in drawn:
             axes.plot([0, 1], [left * factor, right * factor], color=QUIET, linewidth=1.1, alpha=strength, zorder=1)
@@ -124,7 +131,7 @@ def paired_plot(
         for position, values, marker in marks:
             heights = [value * factor for value in values]
             axes.plot([position] * len(heights), heights, marker, color=ARMS[position], markersize=6.5, zorder=2)
-            middle = statistics.median(heights)
+            middle = medians[position]
             text = f"{middle:,.3g}{f' {unit}' if unit else ''}"
             side, shift = ("right", -10) if position == 0 else ("left", 10)
             axes.annotate(
@@ -136,7 +143,7 @@ def paired_plot(
                 va="center",
                 fontweight="bold",
             )
-        axes.set_xticks([0, 1], [_shown(against), _shown(arm)])
+        axes.set_xticks([0, 1], [_shown(against, 18), _shown(arm, 18)])
         axes.set_xlim(-0.45, 1.45)
         axes.set_ylim(bottom=min(0.0, min(min(pair) for pair in drawn) * factor))
         axes.yaxis.set_major_locator(MaxNLocator(6))
@@ -200,7 +207,7 @@ def ecdf_plot(times_seconds: dict[str, list[float | None]], description: str) ->
     largest = max(values[-1] for values in arms.values() if values)
     factor, unit = _time_scale(largest)
     with matplotlib.rc_context(STYLE):
-        figure, axes = _figure(3.1)
+        figure, axes = _figure(2.9)
         for index, (arm, values) in enumerate(arms.items()):
             if not values:
                 continue
@@ -217,7 +224,7 @@ def ecdf_plot(times_seconds: dict[str, list[float | None]], description: str) ->
                 color=ARMS[index % len(ARMS)],
                 linestyle=line,
                 linewidth=2,
-                label=_shown(f"{arm} ({sent})"),
+                label=f"{_shown(arm, 18)} ({sent:,})",
             )
         axes.set_xlim(0, largest * factor * 1.04)
         axes.set_ylim(0, 1.03)

@@ -51,11 +51,17 @@ def _action(
         return keep, why
     if worse_guards:
         guards = ", ".join(f"{guard.metric} of {guard.phase}" for guard in worse_guards)
-        return f"do not adopt {arm}", f"the primary comparison is BETTER, but guards are WORSE, which forbids adopt: {guards}"
+        return (
+            f"do not adopt {arm}",
+            f"the primary comparison is BETTER, but guards are WORSE, which forbids adopt: {guards}",
+        )
     if evidence == "gpu":
         return f"adopt {arm}", f"{arm} is BETTER by the primary comparison and no guard is WORSE"
     if evidence == "cpu":
-        return "run the same protocol on a GPU host", f"{arm} is BETTER on a CPU engine, which shows the mechanism and no GPU's times"
+        return (
+            "run the same protocol on a GPU host",
+            f"{arm} is BETTER on a CPU engine, which shows the mechanism and no GPU's times",
+        )
     return "run the same protocol on a real engine", "a stand-in shows that the tool works and nothing else"
 
 
@@ -131,14 +137,15 @@ def caveats_of(protocol: Protocol, evidence: Evidence | None, comparisons: Seque
             border = outward(inner_margin(result.margin, "ratio"), "ratio")
             if result.mde > border:
                 said.append(
-                    f"least detectable effect (80 % power): ×{result.mde:.3g} with {result.pairs} pairs, above the margin of "
-                    f"×{border:.3g}: EQUIVALENT is out of reach with this noise"
+                    f"least detectable effect (80 % power): ×{result.mde:.3g} with {result.pairs} pairs, above the "
+                    f"margin of ×{border:.3g}: EQUIVALENT is out of reach with this noise"
                 )
     for guard in _worse_guards(comparisons):
         said.append(f"guard {guard.metric} of {guard.phase} is WORSE: adopt is forbidden")
     tested = sum(result.role != "primary" and result.p_value is not None for result in comparisons)
     if tested:
         said.append(
-            f"{tested} guard and secondary comparisons stand beside the primary, each at its own confidence: one of them alone proves little"
+            f"{tested} guard and secondary comparisons stand beside the primary, each at its own "
+            "confidence: one of them alone proves little"
         )
     return said

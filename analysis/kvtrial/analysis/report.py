@@ -113,6 +113,7 @@ def build_report(
         evidence_limit=answer.evidence_text(verdict),
         figures_of_merit=_figures_of_merit(verdict),
         answers=_answers(verdict),
+        next=answer.next_text(verdict),
         started=_started(ordered),
         gates=_gate_rows(verdict),
         gates_text=answer.gates_text(verdict),
@@ -243,12 +244,12 @@ def _gate_rows(verdict: Verdict) -> list[Row]:
         telling = [(host, result) for host, result in results if result.passed is not True] or results
         hosts = len(results)
         details = []
-        for host, result in telling[: GATE_HOSTS_SHOWN_MAX if hosts > 1 else 1]:
+        for host, result in telling[: GATE_HOSTS_SHOWN_MAX if state != "passed" else 1]:
             detail = answer.one_line(result.detail, TEXT_CHARACTERS_MAX)
             details.append(f"{host}: {detail}" if host and hosts > 1 else detail)
         left_out = len(telling) - len(details)
         if left_out > 0:
-            details.append(f"and {left_out} more hosts")
+            details.append(f"and {answer.count(left_out, 'more host')}")
         numbers = f"{sum(result.passed is True for _, result in results)} of {hosts}" if hosts > 1 else ""
         rows.append(Row(name, [state, numbers, "\n".join(details)], kind=state))
     return rows
@@ -275,15 +276,21 @@ def _fault_rows(records: Sequence[RunRecord]) -> list[Row]:
 
 
 def _comparison_groups(comparisons: Sequence[ComparisonResult]) -> list[tuple[str, list[Row]]]:
+    """A group of rows a role. A note is shown where it is first said."""
     groups = []
+    said: set[str] = set()
     for role, title in ROLE_TITLES.items():
-        rows = [_comparison_row(comparison) for comparison in comparisons if comparison.role == role]
+        rows = []
+        for item in comparisons:
+            if item.role == role:
+                rows.append(_comparison_row(item, with_note=item.note not in said))
+                said.add(item.note)
         if rows:
             groups.append((title, rows))
     return groups
 
 
-def _comparison_row(item: ComparisonResult) -> Row:
+def _comparison_row(item: ComparisonResult, *, with_note: bool) -> Row:
     against = f"{item.against}, {item.against_phase}" if item.against_phase else item.against
     delta = f"{item.delta_ttft_seconds:+.3f}" if answer.is_number(item.delta_ttft_seconds) else "–"
     detectable = "–"
@@ -302,7 +309,7 @@ def _comparison_row(item: ComparisonResult) -> Row:
         {"equal": "equal", "differs": "differ", "not_compared": "not compared"}[item.quality],
     ]
     name = answer.METRIC_NAMES.get(item.metric, item.metric)
-    note = f"{item.arm} against {against}" + (f". {answer.sentence(item.note)}" if item.note else "")
+    note = f"{item.arm} against {against}" + (f". {answer.sentence(item.note)}" if item.note and with_note else "")
     where = "whole run" if item.phase == "run" else item.phase
     return Row(f"{where}: {name}", cells, kind=item.verdict, note=note)
 
@@ -409,6 +416,8 @@ def _paired_figure(verdict: Verdict, primary: ComparisonResult) -> Figure | None
         f"{metric[0].upper()}{metric[1:]} of phase {primary.phase}. A line is a pair: both arms back to back on one "
         f"host with the same prompts. {primary.arm} is lower in {fewer} of {answer.count(len(pairs), 'pair')}."
     )
+    if len(pairs) > plots.PAIRS_DRAWN_MAX:
+        caption += f" {plots.PAIRS_DRAWN_MAX} of them are drawn, evenly from all."
     svg = plots.paired_plot(
         pairs,
         primary.against,

@@ -10,16 +10,19 @@ from kvtrial.record.exposition import metric_table
 from kvtrial.record.record import PhaseRecord, RunRecord
 
 RUN_COLUMNS = (
-    "campaign", "protocol", "host", "pair", "position", "run", "arm", "spare", "evidence", "outcome", "fault", "vllm_version",
+    "campaign", "protocol", "host", "pair", "position", "run", "arm", "spare", "evidence", "outcome", "fault",
+    "vllm_version",
 )  # fmt: skip
 PHASE_COLUMNS = (
-    "phase", "block", "started_monotonic_seconds", "phase_seconds", "scrape_seconds", "concurrency", "sent", "finished", "failed",
+    "phase", "block", "started_monotonic_seconds", "phase_seconds", "scrape_seconds", "concurrency", "sent", "finished",
+    "failed",
     "output_tokens", "ttft_median_seconds", "ttft_p95_seconds", "inter_token_median_seconds", "inter_token_p95_seconds",
     "e2e_median_seconds", "output_throughput_tokens_per_second", "dispatch_lag_p95_seconds", "client_cpu_cores",
     "prompts_sha256",
 )  # fmt: skip
 RUN_MEASURES = (
-    "engine_start_seconds", "engine_stop_seconds", "ram_used_peak_bytes", "ram_available_min_bytes", "vram_used_peak_bytes",
+    "engine_start_seconds", "engine_stop_seconds", "ram_used_peak_bytes", "ram_available_min_bytes",
+    "vram_used_peak_bytes",
     "foreign_cpu_share", "steal_share", "cpu_mhz_median", "throttle_events",
 )  # fmt: skip
 
@@ -37,7 +40,7 @@ def to_frame(records: Iterable[RunRecord]) -> pandas.DataFrame:
     """
     rows: list[dict[str, Any]] = []
     for record in sorted(records, key=lambda r: (r.host, r.pair, r.position, r.run)):
-        in_time = sorted(record.phases, key=lambda phase: phase.started_monotonic_seconds)
+        in_time: list[PhaseRecord | None] = [*sorted(record.phases, key=lambda phase: phase.started_monotonic_seconds)]
         rows.extend(_of_run(record) | (_of_phase(phase) if phase else {}) for phase in in_time or [None])
     return pandas.DataFrame(rows, columns=columns())
 

@@ -39,6 +39,7 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"cl
     cause: str
     fix: str
     after: str | None = None
+    not_after: str | None = None
     since: str | None = None
     until: str | None = None
     differences: dict[str, tuple[str, str]] = {}
@@ -135,6 +136,8 @@ def _stated_version(log_text: str) -> str | None:
 def _first(lines: list[str], cause: Cause) -> tuple[int, re.Match[str]] | None:
     reached = cause.after is None
     for number, line in enumerate(lines):
+        if cause.not_after is not None and _compiled(cause.not_after).search(line):
+            return None
         if not reached and cause.after is not None and _compiled(cause.after).search(line):
             reached = True
         match = _compiled(cause.pattern).search(line) if reached else None

@@ -148,6 +148,7 @@ def parse_page(text: str) -> Page:
     kept = [line for line in lines if _is_ours(line)]
     types = _declared_types(kept)
     samples, bad = _samples(kept)
+    caveats += _named_without_total(types, samples)
     for line in bad:
         name = _NAME.match(line)
         unreadable.add(name.group() if name else line[:40])
@@ -322,6 +323,18 @@ def _parsed(sample_lines: list[str]) -> dict[str, list[Sample]]:
         for sample in family.samples:
             grouped.setdefault(sample.name, []).append(Sample(sample.name, dict(sample.labels), float(sample.value)))
     return grouped
+
+
+def _named_without_total(types: dict[str, str], samples: dict[str, list[Sample]]) -> list[str]:
+    """Give counters whose samples lost `_total` on the way (some relays strip it) their name; say for which."""
+    bare = [
+        name
+        for name, kind in types.items()
+        if kind == "counter" and name in samples and not name.endswith("_total") and name + "_total" not in samples
+    ]
+    for name in bare:
+        samples[name + "_total"] = samples[name]
+    return [f"{', '.join(bare)}: counters without _total, read as if they had it."] if bare else []
 
 
 def _family_names(sample_name: str) -> Iterable[str]:

@@ -14,8 +14,6 @@ from typing import Any
 
 import msgspec
 import yaml
-from msgspec.structs import replace
-
 from kvtrial.record.exposition import metric_table
 from kvtrial.record.load import HonestyCard
 from kvtrial.record.plan import Capacity, Launch, Model
@@ -32,6 +30,7 @@ from kvtrial.record.record import (
     Socket,
     Times,
 )
+from msgspec.structs import replace
 
 PROTOCOLS = Path(__file__).parents[3] / "playbooks" / "protocols"
 PROMPT_TOKENS = 1040
@@ -151,7 +150,8 @@ def _record(
         ram_reserve_bytes=2 * 2**30,
         resolved=_resolved(arm, pair),
         conditions=Conditions(
-            cpu_model="Example CPU", cpus=2, ram_total_bytes=16 * 2**30, kernel="6.1.0", os="Example OS", python="3.11.7",
+            cpu_model="Example CPU", cpus=2, ram_total_bytes=16 * 2**30, kernel="6.1.0", os="Example OS",
+            python="3.11.7",
             boot_id="boot-1", governor="performance", transparent_hugepages="madvise", clock_source="tsc",
             load_average_1m=0.4, gpus=[], driver_version=None,
         ),
@@ -176,7 +176,14 @@ def _launch(arm: str) -> Launch:
     ]  # fmt: skip
     if arm == "offload":
         argv += ["--kv-transfer-config", json.dumps(_connector())]
-    return Launch(arm, argv, {"VLLM_SERVER_DEV_MODE": "1"}, 8000, "kvtrial-model", "OffloadingConnector" if arm == "offload" else None)
+    return Launch(
+        arm,
+        argv,
+        {"VLLM_SERVER_DEV_MODE": "1"},
+        8000,
+        "kvtrial-model",
+        "OffloadingConnector" if arm == "offload" else None,
+    )
 
 
 def _connector() -> dict[str, Any]:
@@ -229,14 +236,18 @@ def _phases(pair: int, arm: str, host: str, started: float, scale_offload: float
         sources = _source_of(phase.name, arm)
         before = dict(counters)
         _count(counters, phase.name, arm, shas, sources, max_tokens, stored)
-        records.append(_phase(phase, pair, arm, clock, indices, shas, max_tokens, before, dict(counters), scale_offload))
+        records.append(
+            _phase(phase, pair, arm, clock, indices, shas, max_tokens, before, dict(counters), scale_offload)
+        )
         clock += 1.5
     return records
 
 
 def _ordered(phases: list[Phase], pair: int) -> list[Phase]:
     """The blocks `return` and `noload` change places in every other pair."""
-    order = ["warmup", "return", "noload", "fits", "miss"] if pair % 2 else ["warmup", "noload", "return", "fits", "miss"]
+    order = (
+        ["warmup", "return", "noload", "fits", "miss"] if pair % 2 else ["warmup", "noload", "return", "fits", "miss"]
+    )
     return sorted(phases, key=lambda phase: order.index(phase.block))
 
 
@@ -245,7 +256,9 @@ def _fresh_counters(pair: int, arm: str, host: str) -> dict[str, float | None]:
     for role in metric_table().values:
         offload = role.startswith(("load_", "store_", "offload_"))
         values[role] = None if offload and arm == "control" else 0.0
-    values["process_start_time_seconds"] = 1_795_950_000.0 + 1000 * pair + (500 if arm == "offload" else 0) + hash_of(host)
+    values["process_start_time_seconds"] = (
+        1_795_950_000.0 + 1000 * pair + (500 if arm == "offload" else 0) + hash_of(host)
+    )
     return values
 
 
@@ -261,7 +274,13 @@ def _source_of(phase: str, arm: str) -> str:
 
 
 def _count(
-    counters: dict[str, float | None], phase: str, arm: str, shas: list[str], source: str, max_tokens: int, stored: set[str]
+    counters: dict[str, float | None],
+    phase: str,
+    arm: str,
+    shas: list[str],
+    source: str,
+    max_tokens: int,
+    stored: set[str],
 ) -> None:
     def rise(role: str, amount: float) -> None:
         counters[role] = (counters[role] or 0.0) + amount
@@ -336,7 +355,8 @@ def _phase(
         requests=[
             RequestFact(
                 key=f"{phase.prompts}/{index}", prompt_sha256=sha, prompt_tokens=PROMPT_TOKENS, max_tokens=max_tokens,
-                ttft_seconds=ttft, e2e_seconds=ttft, longest_gap_seconds=gap, output_tokens=max_tokens, cached_tokens=None,
+                ttft_seconds=ttft, e2e_seconds=ttft, longest_gap_seconds=gap, output_tokens=max_tokens,
+                cached_tokens=None,
                 answer_sha256=_sha("answer", sha, max_tokens), finish_reason="length", error_class=None,
             )
             for index, sha in zip(indices, shas, strict=True)
@@ -347,7 +367,8 @@ def _phase(
 def _card(seconds: float) -> HonestyCard:
     return HonestyCard(
         dispatch_lag_p50_seconds=0.0001, dispatch_lag_p95_seconds=0.0003, dispatch_lag_max_seconds=0.0005,
-        loop_lag_p50_seconds=0.0001, loop_lag_max_seconds=0.001, client_cpu_seconds=0.05 * seconds, wall_seconds=seconds,
+        loop_lag_p50_seconds=0.0001, loop_lag_max_seconds=0.001, client_cpu_seconds=0.05 * seconds,
+        wall_seconds=seconds,
         client_cpu_share=0.05, connections_opened=1, connections_max_open=1, gc_collections=0, gc_pause_max_seconds=0.0,
         clock="CLOCK_MONOTONIC", cpu_affinity=[0, 1], steal_share=0.001,
     )  # fmt: skip

@@ -140,6 +140,12 @@ def test_a_failure_has_one_cause_and_a_fix(version, line, identity):
     assert found.line_number == 2 or identity == "start_failed"
 
 
+def test_a_missing_file_is_no_cause_once_the_engine_serves():
+    line = "FileNotFoundError: [Errno 2] No such file or directory: 'chat_template.jinja'"
+    assert diagnose(line, "0.32.0").id == "weights_missing"
+    assert diagnose(f"INFO: Application startup complete.\n{line}", "0.32.0") is None
+
+
 def test_out_of_memory_at_run_time_is_told_from_one_at_start():
     line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
     assert diagnose(line, "0.32.0").class_ == "gpu_memory_short_at_start"

@@ -198,6 +198,12 @@ def test_windows_line_ends_a_byte_order_mark_and_openmetrics_are_read():
     assert read_page(parse_page(openmetrics), "0.32").values["preemptions"] == 7
 
 
+def test_counters_that_lost_their_total_on_the_way_are_read_with_a_caveat():
+    page = parse_page('# TYPE vllm:num_preemptions counter\nvllm:num_preemptions{engine="0",model_name="m"} 7\n')
+    assert read_page(page, "0.32").values["preemptions"] == 7
+    assert "without _total" in page.caveats[0]
+
+
 def test_an_unreadable_line_makes_its_family_unknown_and_leaves_the_rest():
     page = parse_page(
         'vllm:num_preemptions_total{engine="0" 7\nvllm:generation_tokens_total{engine="0",model_name="m"} 5\n'

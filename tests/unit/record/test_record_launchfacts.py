@@ -109,10 +109,9 @@ def test_a_size_that_vllm_would_not_read_is_refused(text):
 
 
 def test_a_command_line_is_read_as_vllm_reads_it():
-    parsed = parse_vllm_args(
-        ["/opt/venv/bin/vllm", "serve", "Qwen/Qwen3-0.6B", "--max_model_len=4096", "--enforce-eager", "--no-async-scheduling",
-         "-tp", "2", "--served-model-name", "a", "b", "--kv-cache-memory", "256M", "--port", "1", "--port", "2"]
-    )  # fmt: skip
+    line = "/opt/venv/bin/vllm serve Qwen/Qwen3-0.6B --max_model_len=4096 --enforce-eager --no-async-scheduling -tp 2 "
+    line += "--served-model-name a b --kv-cache-memory 256M --port 1 --port 2"
+    parsed = parse_vllm_args(line.split())
     assert parsed.model == "Qwen/Qwen3-0.6B"
     assert parsed.options == {
         "max-model-len": "4096",

@@ -230,7 +230,7 @@ def engine_fault() -> Verdict:
 
 
 def card(**changes: Any) -> HonestyCard:
-    fields = {
+    fields: dict[str, Any] = {
         "dispatch_lag_p50_seconds": 0.00011,
         "dispatch_lag_p95_seconds": 0.0003,
         "dispatch_lag_max_seconds": 0.0009,
@@ -428,7 +428,8 @@ def died(**changes: Any) -> RunRecord:
         fix="see the log",
         log_tail=["INFO ready", "ERROR EngineCore died <b>here</b>"],
     )
-    return record("offload", 3, **({"outcome": "engine_fault", "fault": fault, "phases": []} | changes))
+    fields: dict[str, Any] = {"outcome": "engine_fault", "fault": fault, "phases": []}
+    return record("offload", 3, **(fields | changes))
 
 
 CAMPAIGN: dict[str, Any] = {

@@ -61,8 +61,17 @@ def test_equivalent_names_the_margin() -> None:
 def test_inconclusive_begins_with_its_cause_and_claims_no_direction() -> None:
     lines = answer.ten_lines(build.inconclusive(), ".")
     assert "about 40 pairs would be needed" in lines[0]
+    assert "which prove no difference yet, the first token" in lines[1]
     assert "anywhere from 14 % sooner to 21 % later" in lines[1]
     assert lines[2].startswith("Limit: ")
+
+
+def test_the_deciding_comparisons_note_is_said_once() -> None:
+    items = build.comparisons(note="better, size not yet shown: 9 pairs would do", verdict="INCONCLUSIVE")
+    silent = build.verdict(verdict="INCONCLUSIVE", reason="too few pairs", comparisons=items)
+    assert "Better, size not yet shown: 9 pairs would do." in answer.ten_lines(silent, ".")[1]
+    said = msgspec.structs.replace(silent, reason=items[0].note)
+    assert text_of(said).lower().count("9 pairs would do") == 1
 
 
 def test_invalid_begins_with_its_cause_and_gives_no_effect() -> None:
@@ -130,6 +139,20 @@ def test_a_gate_that_fails_on_one_of_two_hosts_fails_and_names_the_host() -> Non
     text = text_of(verdict)
     assert "Gate memory_left failed on gpu2: 1 GiB was left, 8 GiB must be." in text
     assert "10 of 11 gates passed; failed: memory_left" in text
+
+
+def test_a_cost_that_was_not_shown_is_not_said_as_a_negative_cost() -> None:
+    even = build.verdict().break_even
+    assert even is not None
+    text = answer.break_even_text(msgspec.structs.replace(even, cost_seconds=-0.0045, hit_share=0.0))
+    assert text is not None
+    assert "a miss is not slower (-4.5 ms)" in text
+    assert "costs -" not in text
+
+
+def test_an_identifier_keeps_its_spelling_at_the_head_of_a_sentence() -> None:
+    assert answer.sentence("ttft_median_seconds of return") == "ttft_median_seconds of return."
+    assert answer.sentence("too few pairs") == "Too few pairs."
 
 
 def test_dropped_runs_are_counted() -> None:

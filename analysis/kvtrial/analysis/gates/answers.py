@@ -11,7 +11,7 @@ from kvtrial.record.record import PhaseRecord, RunRecord
 
 @gate("prompts_and_outputs_equal", NoParameters)
 def prompts_and_outputs_equal(context: GateContext, parameters: NoParameters) -> Decision:
-    """Per pair and phase all arms got the same prompts and gave outputs of the same length; each pair has new prompts."""
+    """Per pair and phase all arms got the same prompts and gave outputs of equal length; each pair has new prompts."""
     if not context.pairs.valid:
         return None, "no valid pair"
     may_differ = {kind for arm in context.protocol.arms.values() for kind in arm.may_differ}
@@ -65,7 +65,7 @@ def _repeated_prompts(context: GateContext) -> list[str]:
 
 
 class AnswersEqual(Struct, frozen=True, forbid_unknown_fields=True):
-    """The arm, its phase answered by the engine's own cache, its phase answered by the tier, and the divergence budget."""
+    """The arm, its phases answered by the engine's own cache and by the tier, and the divergence budget."""
 
     arm: str
     hit: str
@@ -107,15 +107,19 @@ def answers_equal(context: GateContext, parameters: AnswersEqual) -> Decision:
             return None, f"no {parameters.return_} of the control to compare with"
         if differing > parameters.divergence_max_share * total:
             return False, (
-                f"{differing} of {total} answers of {parameters.return_} differ from the control's, more than the declared "
-                f"{parameters.divergence_max_share:.0%}"
+                f"{differing} of {total} answers of {parameters.return_} differ from the control's, more than the "
+                f"declared {parameters.divergence_max_share:.0%}"
             )
     distinct, prompts = _discrimination(runs, parameters.return_)
     if distinct < prompts / 2:
-        return None, f"not discriminating: {prompts} different prompts got only {distinct} different answers from this model"
+        return (
+            None,
+            f"not discriminating: {prompts} different prompts got only {distinct} different answers from this model",
+        )
     return True, (
-        f"{compared} of {compared} answers of {parameters.return_} equal the same run's {parameters.hit}; {differing} of {total} "
-        f"differ from the control's (allowed {parameters.divergence_max_share:.0%}); {distinct} different answers to {prompts} prompts"
+        f"{compared} of {compared} answers of {parameters.return_} equal the same run's {parameters.hit}; "
+        f"{differing} of {total} differ from the control's (allowed {parameters.divergence_max_share:.0%}); "
+        f"{distinct} different answers to {prompts} prompts"
     )
 
 
@@ -165,7 +169,7 @@ def compare_answers(context: GateContext, arm: str, against: str, phase_name: st
     return differing, total
 
 
-def _in_both(run: RunRecord, parameters: AnswersEqual) -> dict[str, tuple[str, str]]:
+def _in_both(run: RunRecord, parameters: AnswersEqual) -> dict[str, tuple[str | None, str | None]]:
     hit, returned = phase_of(run, parameters.hit), phase_of(run, parameters.return_)
     if hit is None or returned is None:
         return {}
@@ -173,7 +177,7 @@ def _in_both(run: RunRecord, parameters: AnswersEqual) -> dict[str, tuple[str, s
     return {key: (answer, second[sha][1]) for sha, (key, answer) in first.items() if sha in second}
 
 
-def _by_prompt(phase: PhaseRecord) -> dict[str, tuple[str, str]]:
+def _by_prompt(phase: PhaseRecord) -> dict[str, tuple[str, str | None]]:
     return {request.prompt_sha256: (request.key, request.answer_sha256) for request in phase.requests}
 
 

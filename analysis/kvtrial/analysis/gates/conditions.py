@@ -9,7 +9,15 @@ from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, 
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.record.record import PhaseRecord, RunRecord, Samples
 
-_GPU_FIELDS_THAT_MUST_HOLD = ("name", "uuid", "driver_version", "memory.total", "clocks.max.sm", "persistence_mode", "mig.mode.current")
+_GPU_FIELDS_THAT_MUST_HOLD = (
+    "name",
+    "uuid",
+    "driver_version",
+    "memory.total",
+    "clocks.max.sm",
+    "persistence_mode",
+    "mig.mode.current",
+)
 
 
 class ClientHonest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,12 +47,14 @@ def client_honest(context: GateContext, parameters: ClientHonest) -> Decision:
                 return None, f"{where(run, phase)}: the client's dispatch lag is not recorded"
             largest, tightest = max(largest, lag), min(tightest, limit)
             if lag > limit:
-                problems.append(f"{where(run, phase)}: dispatch lag p95 {lag * 1e3:.3f} ms, allowed are {limit * 1e3:.3f} ms")
+                problems.append(
+                    f"{where(run, phase)}: dispatch lag p95 {lag * 1e3:.3f} ms, allowed are {limit * 1e3:.3f} ms"
+                )
     if problems:
         return False, some(problems)
     return True, (
-        f"dispatch lag p95 at most {largest * 1e3:.3f} ms; allowed {parameters.lag_p95_max_seconds * 1e3:g} ms, in the deciding "
-        f"phases half the margin of the TTFT (down to {tightest * 1e3:.3f} ms)"
+        f"dispatch lag p95 at most {largest * 1e3:.3f} ms; allowed {parameters.lag_p95_max_seconds * 1e3:g} ms, in the "
+        f"deciding phases half the margin of the TTFT (down to {tightest * 1e3:.3f} ms)"
     )
 
 
@@ -58,7 +68,7 @@ class ConditionsEqual(Struct, frozen=True, forbid_unknown_fields=True):
 
 @gate("conditions_equal", ConditionsEqual)
 def conditions_equal(context: GateContext, parameters: ConditionsEqual) -> Decision:
-    """Host, kernel, driver and governor are the same in all runs; clock, throttling and client CPU are alike in all arms.
+    """Host, kernel, driver and governor are the same in all runs; clock, throttling, client CPU alike in all arms.
 
     A boot between pairs is allowed (a host that was cut and came back); inside a pair it drops the pair.
     """
@@ -96,7 +106,10 @@ _FIXED: dict[str, Callable[[RunRecord], object]] = {
 
 
 def _clock(context: GateContext, tolerance: float) -> tuple[str, str | None]:
-    known = {arm: [s.cpu_mhz_median for s in _samples(context, arm) if s.cpu_mhz_median is not None] for arm in context.arms()}
+    known = {
+        arm: [s.cpu_mhz_median for s in _samples(context, arm) if s.cpu_mhz_median is not None]
+        for arm in context.arms()
+    }
     medians = {arm: median(values) for arm, values in known.items() if values}
     if len(medians) < 2:
         return "CPU clock not readable here", None
@@ -115,10 +128,17 @@ def _throttle(context: GateContext) -> tuple[str, str | None]:
 
 
 def _client_cpu(context: GateContext, parameters: ConditionsEqual) -> tuple[str, str | None]:
-    worst = max(((phase.card.client_cpu_share, run, phase) for run in context.runs for phase in run.phases), key=lambda item: item[0])
+    worst = max(
+        ((phase.card.client_cpu_share, run, phase) for run in context.runs for phase in run.phases),
+        key=lambda item: item[0],
+    )
     if worst[0] > parameters.client_cpu_share_max:
         share, run, phase = worst
-        return "", f"{where(run, phase)}: the client used {share:.2f} of a core, allowed are {parameters.client_cpu_share_max:g}"
+        return (
+            "",
+            f"{where(run, phase)}: the client used {share:.2f} of a core, "
+            f"allowed are {parameters.client_cpu_share_max:g}",
+        )
     medians = {arm: median(_whole_run_share(run.phases) for run in context.of_arm(arm)) for arm in context.arms()}
     shown = ", ".join(f"{arm} {share:.2f}" for arm, share in medians.items())
     if max(medians.values()) - min(medians.values()) > parameters.client_cpu_difference_max:
@@ -157,7 +177,8 @@ def undisturbed(context: GateContext, parameters: Undisturbed) -> Decision:
             )
         if run.samples.steal_share > parameters.steal_share_max:
             problems.append(
-                f"{where(run)}: {run.samples.steal_share:.0%} of CPU time was stolen, allowed are {parameters.steal_share_max:.0%}"
+                f"{where(run)}: {run.samples.steal_share:.0%} of CPU time was stolen, "
+                f"allowed are {parameters.steal_share_max:.0%}"
             )
         if run.samples.vram_foreign_processes:
             problems.append(f"{where(run)}: {run.samples.vram_foreign_processes} foreign processes were on the GPU")

@@ -45,14 +45,16 @@ class GateContext(Struct, frozen=True):
     def arms(self) -> list[str]:
         """Arms that have a run, the control first."""
         seen = {run.arm for run in self.runs}
-        return [arm for arm in [self.protocol.control, *self.protocol.arms] if arm in seen and not seen.discard(arm)]
+        others = [arm for arm in self.protocol.arms if arm != self.protocol.control]
+        return [arm for arm in (self.protocol.control, *others) if arm in seen]
 
     def not_planned(self, phase: str) -> str | None:
         """Why a phase is in no run of this plan, as a sentence; None where it is planned."""
         declared = next((entry for entry in self.protocol.phases if entry.name == phase), None)
+        pinned = self.runs[0].vllm_version_pinned if self.runs else None
         if declared is None:
-            return f"{phase} is not planned in this protocol"
-        since, pinned = declared.since_vllm, self.runs[0].vllm_version_pinned if self.runs else None
+            return f"{phase} is not planned in this protocol" + (f" for vLLM {pinned}" if pinned else "")
+        since = declared.since_vllm
         if since is not None and pinned is not None and not within(pinned, since, None):
             return f"{phase} is not planned: needs vLLM ≥ {since}, the pin is {pinned}"
         return None
@@ -86,7 +88,8 @@ def gate(name: str, parameters: type[Parameters]) -> Callable[[Judge[Parameters]
 def read_parameters(protocol: Protocol, name: str) -> Struct:
     """The validated parameters of one gate of a protocol.
 
-    Raises UnusableInput for an unknown gate or parameter, a missing one, or an arm or phase the protocol doesn't have.
+    Raises UnusableInput for an unknown gate or parameter, or a missing one. Arms and phases are not looked up: a
+    protocol resolved for an old version lacks phases that its gates still name, which is for the gate to say.
     """
     found = GATES.get(name)
     if found is None:
@@ -96,25 +99,29 @@ def read_parameters(protocol: Protocol, name: str) -> Struct:
         parameters = msgspec.convert(given, found.parameters)
     except msgspec.ValidationError as error:
         allowed = ", ".join(found.parameters.__struct_encode_fields__) or "none"
-        raise UnusableInput(f'gate "{name}" of protocol "{protocol.name}": {error}; its parameters are: {allowed}.') from None
-    phases = {phase.name for phase in protocol.phases}
-    for arm in _named(parameters, ("arm", "arms")):
-        if arm not in protocol.arms:
-            raise UnusableInput(f'gate "{name}" names arm "{arm}"; the protocol has {", ".join(protocol.arms)}.')
-    for phase in _named(parameters, ("phase", "phases", "hit", "return_")):
-        if phase not in phases:
-            raise UnusableInput(f'gate "{name}" names phase "{phase}"; the protocol has {", ".join(sorted(phases))}.')
+        raise UnusableInput(
+            f'gate "{name}" of protocol "{protocol.name}": {error}; its parameters are: {allowed}.'
+        ) from None
     return parameters
 
 
 def validate_gates(protocol: Protocol) -> None:
-    """Raise UnusableInput, in one sentence, unless every gate of the protocol is known and its parameters fit."""
+    """Raise UnusableInput, one sentence, unless every gate is known, its parameters fit, and what they name exists."""
+    phases = {phase.name for phase in protocol.phases}
     for name in protocol.gates:
-        read_parameters(protocol, name)
+        parameters = read_parameters(protocol, name)
+        for arm in _named(parameters, ("arm", "arms")):
+            if arm not in protocol.arms:
+                raise UnusableInput(f'gate "{name}" names arm "{arm}"; the protocol has {", ".join(protocol.arms)}.')
+        for phase in _named(parameters, ("phase", "phases", "returns", "hit", "return_")):
+            if phase not in phases:
+                raise UnusableInput(
+                    f'gate "{name}" names phase "{phase}"; the protocol has {", ".join(sorted(phases))}.'
+                )
 
 
 def run_gates(context: GateContext) -> list[GateResult]:
-    """Every gate of the protocol, in its order. A record too damaged to judge gives `passed` None, never an exception."""
+    """Every gate of the protocol, in its order. A record too damaged to judge gives `passed` None, no exception."""
     results = []
     for name in context.protocol.gates:
         parameters = read_parameters(context.protocol, name)

@@ -1,6 +1,7 @@
 """Gates on the books: counters only rise in one process, and every request that was sent is accounted for."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, gate, some, where
 from kvtrial.analysis.metrics import delta
@@ -24,7 +25,9 @@ def counters_monotone(context: GateContext, parameters: NoParameters) -> Decisio
         for name, before, after in _steps(run):
             steps += 1
             problems += [f"{where(run)}, {name}: {text}" for text in _fell(before, after)]
-        starts = {value for phase in run.phases for value in (phase.before.get(START_TIME), phase.after.get(START_TIME))}
+        starts = {
+            value for phase in run.phases for value in (phase.before.get(START_TIME), phase.after.get(START_TIME))
+        }
         if None in starts:
             return None, f"{where(run)}: the server's start time is not recorded"
         if len(starts) > 1:
@@ -42,7 +45,7 @@ def _steps(run: RunRecord) -> Iterator[tuple[str, dict[str, float | None], dict[
     in_time = sorted(run.phases, key=lambda phase: phase.started_monotonic_seconds)
     for phase in in_time:
         yield f"phase {phase.name}", phase.before, phase.after
-    for first, second in zip(in_time, in_time[1:], strict=False):
+    for first, second in pairwise(in_time):
         yield f"between {first.name} and {second.name}", first.after, second.before
 
 
@@ -72,13 +75,17 @@ def requests_complete(context: GateContext, parameters: NoParameters) -> Decisio
             if not phase.sent == phase.finished == at_server == len(phase.requests) or phase.failed or lost:
                 classes = ", ".join(f"{name} {count}" for name, count in sorted(phase.errors.items()))
                 problems.append(
-                    f"{where(run, phase)}: sent {phase.sent}, finished {phase.finished} at the client and {at_server:.0f} at the "
-                    f"server, recorded {len(phase.requests)}, failed {phase.failed}, aborted or in error {lost or 0:.0f}"
-                    + (f" ({classes})" if classes else "")
+                    f"{where(run, phase)}: sent {phase.sent}, finished {phase.finished} at the client and "
+                    f"{at_server:.0f} at the server, recorded {len(phase.requests)}, failed {phase.failed}, "
+                    f"aborted or in error {lost or 0:.0f}" + (f" ({classes})" if classes else "")
                 )
     if problems:
         return False, some(problems)
-    return True, f"sent = finished = counted by the server: {requests:,} requests in {len(context.runs)} runs, 0 failed or aborted"
+    return (
+        True,
+        f"sent = finished = counted by the server: {requests:,} requests in {len(context.runs)} runs, "
+        "0 failed or aborted",
+    )
 
 
 def _sum(phase: PhaseRecord, roles: tuple[str, ...]) -> float | None:

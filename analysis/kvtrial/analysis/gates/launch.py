@@ -20,7 +20,7 @@ _WHERE_IT_LISTENS = {"port"}
 
 @gate("launch_differs_as_declared", NoParameters)
 def launch_differs_as_declared(context: GateContext, parameters: NoParameters) -> Decision:
-    """Arms differ in what they declare, its known consequences by version, and nothing else; runs of an arm in nothing."""
+    """Arms differ in what they declare and its known consequences by version; runs of one arm in nothing."""
     silent = [where(run) for run in context.runs if run.resolved is None]
     if silent:
         return None, f"the engine was not asked for its configuration in {some(silent)}"
@@ -66,7 +66,9 @@ def _within_arm(runs: list[RunRecord]) -> list[str]:
 
 def _asked(control: RunRecord, variant: RunRecord, declared: list[Arm]) -> list[str]:
     """Options and environment in which the launches differ without any arm declaring it."""
-    names = _declared_differently([{key.replace("_", "-"): value for key, value in arm.args.items()} for arm in declared])
+    names = _declared_differently(
+        [{key.replace("_", "-"): value for key, value in arm.args.items()} for arm in declared]
+    )
     variables = _declared_differently([dict(arm.env) for arm in declared])
     left, right = _options(control.launch), _options(variant.launch)
     options = {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
@@ -123,7 +125,10 @@ def _layout(control: RunRecord, variant: RunRecord) -> list[str]:
     if was == now:
         return []
     known = layouts(control.vllm_version_pinned, backend_of(control))
-    if known is not None and (was or known.without, now or known.with_connector) == (known.without, known.with_connector):
+    if known is not None and (was or known.without, now or known.with_connector) == (
+        known.without,
+        known.with_connector,
+    ):
         return []
     return [f"KV layout {was} in {control.arm} and {now} in {variant.arm} is no known consequence of the connector"]
 
@@ -151,7 +156,18 @@ def _facts(run: RunRecord) -> Resolved:
 
 
 def _differences(left: RunRecord, right: RunRecord) -> list[Difference]:
-    return differences(_facts(left).config, _facts(right).config, left.vllm_version_pinned, backend_of(left))
+    was, now = _without_scratch(_facts(left).config), _without_scratch(_facts(right).config)
+    return differences(was, now, left.vllm_version_pinned, backend_of(left))
+
+
+def _without_scratch(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with the engine's own temporary directory, new in every run, replaced by one name."""
+    scratch = config.get("vllm_env.VLLM_RPC_BASE_PATH")
+    if not isinstance(scratch, str) or not scratch.startswith("/"):
+        return config
+    return {
+        path: value.replace(scratch, "<scratch>") if isinstance(value, str) else value for path, value in config.items()
+    }
 
 
 @gate("model_and_version", NoParameters)
@@ -167,7 +183,9 @@ def model_and_version(context: GateContext, parameters: NoParameters) -> Decisio
         if version != run.vllm_version_pinned.split("+")[0]:
             problems.append(f"{where(run)}: vLLM {run.resolved.vllm_version}, pinned is {run.vllm_version_pinned}")
         if run.resolved.model_revision != run.model.revision:
-            problems.append(f"{where(run)}: model revision {run.resolved.model_revision}, pinned is {run.model.revision}")
+            problems.append(
+                f"{where(run)}: model revision {run.resolved.model_revision}, pinned is {run.model.revision}"
+            )
     if problems:
         return False, some(problems)
     first = context.runs[0]
@@ -210,7 +228,9 @@ def hazards(context: GateContext, parameters: HazardParameters) -> Decision:
     met = hazards_for(first.vllm_version_pinned, launches, backend_of(first), concerns)
     problems = [f"blocked: {hit.detail}" for hit in met if hit.action == "block"]
     problems += [f"guard missing: {hit.detail}" for hit in met if hit.action == "guard" and not hit.guarded]
-    problems += [f"{where(run)}: watch {hit.hazard} went off: {hit.evidence}" for run in context.runs for hit in run.watch_hits]
+    problems += [
+        f"{where(run)}: watch {hit.hazard} went off: {hit.evidence}" for run in context.runs for hit in run.watch_hits
+    ]
     if problems:
         return False, some(problems)
     watched = [hit.hazard.id for hit in met if hit.action == "watch"]

@@ -23,7 +23,7 @@ class WorkingSet(Struct, frozen=True, forbid_unknown_fields=True):
 
 @gate("working_set", WorkingSet)
 def working_set(context: GateContext, parameters: WorkingSet) -> Decision:
-    """Pressure alone outgrows the GPU cache, everything stored in a run fits the tier, returns come in populate order."""
+    """Pressure alone outgrows the GPU cache, all that a run stores fits the tier, returns come in populate order."""
     returns = parameters.returns or context.protocol.gates.get("prefix_evicted", {}).get("phases", [])
     returns = [name for name in returns if context.not_planned(name) is None]
     problems: list[str] = []
@@ -56,7 +56,9 @@ def _pressure(run: RunRecord, target: PhaseRecord, share_min: float) -> tuple[li
     """What came between the populate of the target's prompts and their return, in blocks."""
     block_tokens, usable = run.capacity.block_tokens, run.capacity.usable_gpu_blocks
     in_time = sorted(run.phases, key=lambda phase: phase.started_monotonic_seconds)
-    earlier = [p for p in in_time if p.block == target.block and p.started_monotonic_seconds < target.started_monotonic_seconds]
+    earlier = [
+        p for p in in_time if p.block == target.block and p.started_monotonic_seconds < target.started_monotonic_seconds
+    ]
     wanted = [request.prompt_sha256 for request in target.requests]
     populate = next((p for p in earlier if set(wanted) <= {r.prompt_sha256 for r in p.requests}), None)
     if populate is None:
@@ -67,7 +69,9 @@ def _pressure(run: RunRecord, target: PhaseRecord, share_min: float) -> tuple[li
         problems.append(f"{where(run, target)}: the prompts return in another order than they were populated")
     inside = [_prompt_tokens(target, request) for request in target.requests]
     if any(tokens % block_tokens == 0 for tokens in inside):
-        problems.append(f"{where(run, target)}: a prompt ends at a block's border ({block_tokens} tokens), not inside a block")
+        problems.append(
+            f"{where(run, target)}: a prompt ends at a block's border ({block_tokens} tokens), not inside a block"
+        )
     others = [p for p in earlier if p.started_monotonic_seconds > populate.started_monotonic_seconds]
     blocks = sum(
         ceil((_prompt_tokens(p, request) + request.max_tokens - 1) / block_tokens)

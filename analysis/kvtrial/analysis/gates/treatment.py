@@ -57,10 +57,15 @@ def treatment_delivered(context: GateContext, parameters: ArmAndPhase) -> Decisi
         return False, some(problems)
     per_token = runs[0].capacity.kv_bytes_per_token
     sums = " or ".join(
-        f"{loaded:,.0f} bytes loaded = {tokens:,.0f} tokens × {per_token:,} ({tokens:,.0f} of {prompt:,.0f} prompt tokens)"
+        f"{loaded:,.0f} bytes loaded = {tokens:,.0f} tokens × {per_token:,} "
+        f"({tokens:,.0f} of {prompt:,.0f} prompt tokens)"
         for loaded, tokens, prompt in sorted(shown)
     )
-    return True, f"{parameters.phase}: {sums}, in {len(runs)} of {len(runs)} {parameters.arm} runs; prompt tokens by source add up"
+    return (
+        True,
+        f"{parameters.phase}: {sums}, in {len(runs)} of {len(runs)} {parameters.arm} runs; "
+        "prompt tokens by source add up",
+    )
 
 
 def _not_delivered(run: RunRecord, phase: PhaseRecord, loaded: float, tokens: float, hits: float | None) -> list[str]:
@@ -75,7 +80,9 @@ def _not_delivered(run: RunRecord, phase: PhaseRecord, loaded: float, tokens: fl
             f"{tokens * per_token:,.0f}"
         )
     if hits is not None and hits != tokens:
-        problems.append(f"{where(run, phase)}: {hits:,.0f} external hit tokens, but {tokens:,.0f} external prompt tokens")
+        problems.append(
+            f"{where(run, phase)}: {hits:,.0f} external hit tokens, but {tokens:,.0f} external prompt tokens"
+        )
     return problems
 
 
@@ -89,7 +96,9 @@ def _sources_do_not_add_up(run: RunRecord) -> list[str]:
             problems.append(f"{where(run, phase)}: prompt tokens by source are not exported")
         elif sum(known) != total:
             shown = " + ".join(f"{part:,.0f}" for part in known)
-            problems.append(f"{where(run, phase)}: computed + local + external = {shown} is not {total:,.0f} prompt tokens")
+            problems.append(
+                f"{where(run, phase)}: computed + local + external = {shown} is not {total:,.0f} prompt tokens"
+            )
     return problems
 
 
@@ -109,13 +118,18 @@ def control_untreated(context: GateContext, parameters: ArmOrArms) -> Decision:
             for role in ("load_bytes", "store_bytes"):
                 exported = [value for value in (phase.before.get(role), phase.after.get(role)) if value is not None]
                 if exported:
-                    problems.append(f"{where(run, phase)}: {role} is exported ({exported[-1]:,.0f}), so a connector is there")
+                    problems.append(
+                        f"{where(run, phase)}: {role} is exported ({exported[-1]:,.0f}), so a connector is there"
+                    )
             asked = delta(phase, "external_prefix_cache_queries_tokens")
             if asked:
                 problems.append(f"{where(run, phase)}: {asked:,.0f} tokens were asked of an external cache")
     if problems:
         return False, some(problems)
-    return True, f"no connector in {len(runs)} runs of {', '.join(arms)}: load and store series absent, 0 external queries"
+    return (
+        True,
+        f"no connector in {len(runs)} runs of {', '.join(arms)}: load and store series absent, 0 external queries",
+    )
 
 
 @gate("noload_respected", ArmAndPhase)
@@ -168,7 +182,11 @@ def prefix_evicted(context: GateContext, parameters: Phases) -> Decision:
                 return None, f"{where(run)}: local prefix hits of {name} are not recorded"
             looked += 1
             if hits != 0:
-                problems.append(f"{where(run, phase)}: {hits:,.0f} prompt tokens came from the engine's own prefix cache")
+                problems.append(
+                    f"{where(run, phase)}: {hits:,.0f} prompt tokens came from the engine's own prefix cache"
+                )
     if problems:
         return False, some(problems)
-    return True, "; ".join([f"0 local hit tokens in {looked} of {looked} phases ({', '.join(parameters.phases)})", *notes])
+    return True, "; ".join(
+        [f"0 local hit tokens in {looked} of {looked} phases ({', '.join(parameters.phases)})", *notes]
+    )

@@ -1,0 +1,73 @@
+"""The logic of the screen output."""
+
+from types import SimpleNamespace
+
+import pytest
+from ansible_collections.kvtrial.vllm.plugins.callback import console
+
+PROGRESS = {"pair": 2, "pairs": 6, "arm": "offload", "phase": "return", "runs_done": 5, "runs_planned": 12}
+
+
+def test_progress_is_one_line():
+    result = {"state": "running", "progress": {**PROGRESS, "seconds_to_go": 250}}
+    assert console.progress_line("gpu01", result) == ("gpu01  pair 2/6  offload  return  5/12 runs  about 4 min to go")
+
+
+def test_what_is_not_known_is_left_out():
+    assert console.progress_line("h", {"state": "starting", "progress": {}}) == "h  starting  0/? runs"
+
+
+def test_an_end_says_why_unless_all_is_well():
+    finished = {"state": "finished", "progress": {**PROGRESS, "reason": "all runs are done", "runs_done": 12}}
+    assert console.progress_line("h", finished) == "h  finished  12/12 runs"
+    stopped = {"state": "stopped", "progress": {**PROGRESS, "reason": "consent was withdrawn"}}
+    assert console.progress_line("h", stopped).endswith("consent was withdrawn")
+    died = {"state": "running", "died": True, "progress": PROGRESS}
+    assert "ended from outside" in console.progress_line("h", died)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(None, ""), (0, ""), (3, "about 10 s to go"), (44, "about 40 s to go"), (600, "about 10 min to go"),
+     (9000, "about 2.5 h to go"), (True, "")],
+)  # fmt: skip
+def test_time_to_go(seconds, words):
+    assert console.time_to_go(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("result", "sentence"),
+    [
+        ({"msg": "one\n  two"}, "one two"),
+        ({"msg": "non-zero return code", "stderr": "noise\nthe reason\n"}, "the reason"),
+        ({"msg": "One or more items failed", "results": [{"msg": "fine"}, {"failed": True, "msg": "why"}]}, "why"),
+        ({}, "The task failed and said nothing."),
+    ],
+)
+def test_the_sentence_of_a_failure(result, sentence):
+    assert console.sentence_of(result) == sentence
+
+
+def test_without_an_answer_the_first_failure_is_the_cause():
+    assert console.last_words([("a", "first", True), ("b", "second", True)], [], True) == ([], "first")
+
+
+def test_a_lost_host_is_named_and_does_not_fail_an_answer():
+    lines, cause = console.last_words([("a", "lost", True)], ["BETTER"], True)
+    assert lines == ["a did not take part to the end: lost", "BETTER"]
+    assert cause == ""
+
+
+def test_an_answer_of_no_use_ends_with_its_cause():
+    failures = [("a", "lost", True), ("b", "gate evicted failed", False)]
+    assert console.last_words(failures, ["INVALID"], False)[1] == "gate evicted failed"
+
+
+def test_nothing_failed_nothing_said():
+    assert console.last_words([], [], True) == ([], "")
+
+
+@pytest.mark.parametrize("prefix", ["", "_"])
+def test_results_are_read_with_and_without_the_underscore(prefix):
+    result = SimpleNamespace(**{f"{prefix}result": {"a": 1}})
+    assert console.part(result, "result") == {"a": 1}

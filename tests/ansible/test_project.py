@@ -1,0 +1,241 @@
+"""The project as a whole: every playbook, inventory, role and plugin, checked as its users and tools see it."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAYBOOKS = [Path("experiment.yml"), *sorted(p.relative_to(ROOT) for p in ROOT.glob("playbooks/*.yml"))]
+INVENTORIES = sorted(p.relative_to(ROOT) for p in ROOT.glob("inventories/*") if p.is_dir())
+ROLES = sorted(p.name for p in ROOT.glob("roles/*") if p.is_dir())
+PLUGINS = [
+    (kind, path.stem)
+    for kind, folder in (("module", "modules"), ("callback", "callback"), ("filter", "filter"))
+    for path in sorted((ROOT / "plugins" / folder).glob("*.py"))
+]
+
+
+def load(path: Path):
+    return yaml.safe_load(path.read_text()) or {}
+
+
+def test_there_is_something_to_check():
+    assert len(PLAYBOOKS) >= 3
+    assert {path.name for path in INVENTORIES} >= {"local", "example_fleet"}
+    assert {"preflight", "vllm", "model", "workload", "engine", "trial", "collect"} <= set(ROLES)
+    assert len(PLUGINS) >= 7
+
+
+@pytest.mark.parametrize("inventory", INVENTORIES, ids=str)
+@pytest.mark.parametrize("playbook", PLAYBOOKS, ids=str)
+def test_a_playbook_is_well_formed_with_every_inventory(playbook, inventory, tools):
+    done = tools.run("ansible-playbook", "--syntax-check", "-i", str(inventory), str(playbook))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("inventory", INVENTORIES, ids=str)
+def test_the_pins_reach_every_host_of_every_inventory(inventory, tools):
+    done = tools.run("ansible-inventory", "-i", str(inventory), "--list")
+    assert done.returncode == 0, done.stderr
+    hosts = json.loads(done.stdout)["_meta"]["hostvars"]
+    assert hosts
+    pinned = load(ROOT / "group_vars" / "all" / "pins.yml")
+    for name, variables in hosts.items():
+        assert variables.get("kvtrial_pins_schema") == pinned["kvtrial_pins_schema"], name
+        assert set(pinned) <= set(variables), name
+
+
+@pytest.mark.parametrize("inventory", INVENTORIES, ids=str)
+def test_an_inventorys_pins_are_a_link_and_no_copy(inventory):
+    link = ROOT / inventory / "group_vars" / "all" / "00-pins.yml"
+    assert link.is_symlink()
+    assert link.resolve() == ROOT / "group_vars" / "all" / "pins.yml"
+
+
+def test_only_the_local_inventory_gives_consent(tools):
+    for inventory in INVENTORIES:
+        done = tools.run("ansible-inventory", "-i", str(inventory), "--list")
+        given = {v["kvtrial_host_may_be_disturbed"] for v in json.loads(done.stdout)["_meta"]["hostvars"].values()}
+        assert given == {inventory.name == "local"}
+
+
+def test_an_inventory_without_pins_is_refused_in_a_sentence(tmp_path, tools):
+    (tmp_path / "hosts.yml").write_text("all: {hosts: {lonely: {ansible_connection: local}}}\n")
+    done = tools.run("ansible-playbook", "-i", str(tmp_path / "hosts.yml"), "experiment.yml")
+    assert done.returncode != 0
+    last = done.stdout.strip().splitlines()[-1]
+    assert last.startswith("lonely: kvtrial_pins_schema is not set"), done.stdout
+    assert "group_vars/all/00-pins.yml" in last
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"kvtrial_host_may_be_disturbed": False}, "kvtrial_host_may_be_disturbed is False"),
+        ({"kvtrial_backend": "rocm"}, "kvtrial_backend=rocm is unknown; set it to cpu or cuda."),
+        ({"kvtrial_engine_args": {"host": "0.0.0.0"}}, "the engine would listen on 0.0.0.0"),
+        ({"kvtrial_engine_env": {"VLLM_HOST_IP": "10.0.0.1"}}, "the engine would listen on 10.0.0.1"),
+    ],
+)
+def test_a_host_is_refused_in_the_last_line_before_it_is_touched(settings, sentence, tmp_path, tools):
+    cause = tmp_path / "cause"
+    done = tools.run("ansible-playbook", "experiment.yml", "-e", json.dumps(settings), KVTRIAL_CAUSE_FILE=str(cause))
+    assert done.returncode != 0
+    last = done.stdout.strip().splitlines()[-1]
+    assert sentence in last
+    assert cause.read_text().strip() == last
+    assert "Prepare the hosts" not in done.stdout
+
+
+CHECK_HOST = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_vars: {file: "{{ root }}/roles/preflight/vars/main.yml"}
+    - ansible.builtin.include_tasks: "{{ root }}/roles/preflight/tasks/host.yml"
+    - ansible.builtin.include_tasks: "{{ root }}/roles/preflight/tasks/neighbours.yml"
+"""
+FACTS = {
+    "rocm": False,
+    "xpu": False,
+    "gpus": [],
+    "ram_total_bytes": 64 * 2**30,
+    "ram_available_bytes": 60 * 2**30,
+    "disk_free_bytes": 2**40,
+    "engines": [],
+    "gpu_processes": [],
+    "port_in_use": False,
+    "shared_memory_leftovers": [],
+}
+OWN = [{"pid": 7, "start_ticks": 1, "command": "vllm serve m", "own": True}]
+FOREIGN = [{"pid": 8, "start_ticks": 1, "command": "vllm serve m", "own": False}]
+LEFTOVER = [{"path": "/dev/shm/vllm_offload_x.mmap", "bytes": 1, "mapped": False}]
+
+
+@pytest.mark.parametrize(
+    ("facts", "backend", "sentence"),
+    [
+        ({}, "cpu", None),
+        ({"rocm": True}, "cuda", "has an AMD GPU (ROCm)"),
+        ({"xpu": True}, "cuda", "has an Intel GPU (XPU)"),
+        ({"rocm": True}, "cpu", None),
+        ({}, "cuda", "nvidia-smi shows no GPU"),
+        ({"ram_available_bytes": 2**30}, "cpu", "1073741824 bytes of RAM are available, 8589934592 must stay free"),
+        ({"disk_free_bytes": 1}, "cpu", "1 bytes are free below"),
+        ({"engines": FOREIGN}, "cpu", "another engine runs here, pid 8 (vllm serve m)"),
+        ({"engines": OWN, "port_in_use": True, "ram_available_bytes": 1}, "cpu", None),
+        ({"port_in_use": True}, "cpu", "port 18000 is taken"),
+        ({"shared_memory_leftovers": LEFTOVER}, "cpu", "vllm_offload_x.mmap was left in memory"),
+        ({"gpus": [{}], "gpu_processes": [{"pid": 9}]}, "cuda", "process 9 uses a GPU"),
+        ({"gpus": [{}], "gpu_processes": [{"pid": 7}], "engines": OWN}, "cuda", None),
+    ],
+)
+def test_preflight_refuses_each_fault_and_nothing_else(facts, backend, sentence, tmp_path, tools):
+    (tmp_path / "play.yml").write_text(CHECK_HOST)
+    variables = {
+        "root": str(ROOT),
+        "__preflight_host": {"facts": {**FACTS, **facts}},
+        "preflight_backend": backend,
+        "preflight_port": 18000,
+        "preflight_state_dir": "/s",
+        "preflight_ram_reserve_bytes": 2**33,
+        "preflight_disk_reserve_bytes": 2**31,
+        "preflight_engine_args": {},
+        "preflight_engine_env": {},
+        "ansible_connection": "local",
+    }
+    (tmp_path / "variables.json").write_text(json.dumps(variables))
+    done = tools.run("ansible-playbook", "-i", "h,", str(tmp_path / "play.yml"), "-e", f"@{tmp_path}/variables.json")
+    last = done.stdout.strip().splitlines()[-1]
+    if sentence is None:
+        assert done.returncode == 0, done.stdout
+    else:
+        assert done.returncode != 0
+        assert sentence in last
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_roles_argument_specs_name_exactly_its_defaults(role):
+    entry_points = load(ROOT / "roles" / role / "meta" / "argument_specs.yml")["argument_specs"]
+    assert "main" in entry_points
+    described = {name for entry in entry_points.values() for name in entry.get("options", {})}
+    defaults = set(load(ROOT / "roles" / role / "defaults" / "main.yml"))
+    assert described == defaults
+    assert all(name.startswith(f"{role}_") for name in defaults)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_is_documented(role, tools):
+    done = tools.run("ansible-doc", "--type", "role", "--json", f"kvtrial.vllm.{role}")
+    assert done.returncode == 0, done.stderr
+    entry = json.loads(done.stdout)[f"kvtrial.vllm.{role}"]["entry_points"]["main"]
+    assert entry["short_description"]
+
+
+@pytest.mark.parametrize(("kind", "name"), PLUGINS, ids=lambda value: value)
+def test_a_plugin_is_documented(kind, name, tools):
+    done = tools.run("ansible-doc", "--type", kind, "--json", f"kvtrial.vllm.{name}")
+    assert done.returncode == 0, done.stderr
+    entry = json.loads(done.stdout)[f"kvtrial.vllm.{name}"]["doc"]
+    assert entry["short_description"]
+    assert entry["description"]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("plugins/modules/*.py")), ids=lambda path: path.name)
+def test_a_modules_check_mode_is_documented(path, tools):
+    done = tools.run("ansible-doc", "--json", f"kvtrial.vllm.{path.stem}")
+    assert "check_mode" in json.loads(done.stdout)[f"kvtrial.vllm.{path.stem}"]["doc"]["attributes"]
+
+
+def test_ansible_lint_is_content_in_its_strictest_profile(tools):
+    done = tools.run("ansible-lint", "--offline", "--profile", "production", "--nocolor")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_yamllint_is_content(tools):
+    done = tools.run("yamllint", "--strict", ".")
+    assert done.returncode == 0, done.stdout
+
+
+def test_requirements_name_only_what_the_roles_use():
+    assert load(ROOT / "requirements.yml") == {"collections": []}
+
+
+@pytest.fixture(scope="session")
+def collection(tmp_path_factory, tools) -> list[str]:
+    """Names of the files in the built collection."""
+    out = tmp_path_factory.mktemp("collection")
+    done = tools.run("ansible-galaxy", "collection", "build", "--output-path", str(out))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (archive,) = out.glob("kvtrial-vllm-*.tar.gz")
+    with tarfile.open(archive) as tar:
+        return tar.getnames()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "playbooks/experiment.yml",
+        "playbooks/protocols/offload_return.yml",
+        "roles/preflight/tasks/main.yml",
+        "plugins/modules/campaign.py",
+        "plugins/callback/console.py",
+        "analysis/kvtrial/record/plan.py",
+        "requirements/host.txt",
+        "pyproject.toml",
+        "group_vars/all/pins.yml",
+        "inventories/local/group_vars/all/00-pins.yml",
+        "LICENSE",
+    ],
+)
+def test_the_collection_holds_what_a_project_needs(name, collection):
+    assert name in collection
+
+
+def test_the_collection_holds_nothing_that_was_made_or_only_tests(collection):
+    unwanted = ("tests", "collections", "results", ".venv", ".kvtrial", ".git", ".ansible")
+    assert [name for name in collection if name.split("/")[0] in unwanted] == []
+    assert [name for name in collection if "__pycache__" in name or name.endswith(".pyc")] == []
