@@ -20,12 +20,13 @@ setup: .venv/setup-done
 # make reports every failed recipe with a last line of its own. So the playbook's cause is kept in a file, and make is
 # made to end with it.
 experiment: run-experiment
-	$(if $(wildcard $(CAUSE)),$(error $(shell cat $(CAUSE))))
+	$(if $(wildcard $(CAUSE)),$(error $(shell sed 's/\.$$//' $(CAUSE))))
 
 run-experiment: setup
 	@mkdir -p .kvtrial && rm -f $(CAUSE)
 	@status=0; KVTRIAL_CAUSE_FILE=$(CAUSE) $(BIN)/ansible-playbook experiment.yml $(ARGS) || status=$$?; \
-	if [ $$status -ne 0 ] && [ ! -s $(CAUSE) ]; then \
+	if [ $$status -gt 128 ]; then echo "The playbook was ended from outside; the same command goes on from there." >$(CAUSE); \
+	elif [ $$status -ne 0 ] && [ ! -s $(CAUSE) ]; then \
 		echo "ansible-playbook ended with status $$status; its last lines say why." >$(CAUSE); fi
 
 test: .venv/test-done

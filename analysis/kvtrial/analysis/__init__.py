@@ -1,0 +1,1 @@
+"""Controller side: plan, gates, effect, verdict, report."""

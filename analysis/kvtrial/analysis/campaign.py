@@ -89,8 +89,9 @@ def prepare(raw: dict[str, Any]) -> dict[str, Any]:
     unfinished = None if request.new_campaign else _unfinished(results, plan)
     if unfinished is not None and unfinished.plan_sha256 != digest:
         raise UnusableInput(
-            f"campaign {unfinished.campaign} is unfinished and its plan differs ({_difference(unfinished.plan, plan)}); "
-            f"finish it with its own settings, or start anew with -e kvtrial_new_campaign=true."
+            f"campaign {unfinished.campaign} is unfinished and its plan differs "
+            f"({_difference(unfinished.plan, plan)}); finish it with its own settings, or start anew with "
+            f"-e kvtrial_new_campaign=true."
         )
     campaign = unfinished or _create(results, request, plan, digest)
     directory = results / campaign.campaign
@@ -125,11 +126,15 @@ def announcement(request: Request, plan: Plan, resumed: Path | None) -> list[str
             f"{estimate.ram_bytes / 2**30:.1f} GiB of RAM."
         )
         if estimate.mde_ratio is None:
-            lines.append(f"{host.host}: {estimate.pairs} pairs can't reach p < .05, so the verdict can only be "
-                         f"INCONCLUSIVE; 6 pairs are the least that can prove anything.")  # fmt: skip
+            lines.append(
+                f"{host.host}: {estimate.pairs} pairs can't reach p < .05, so the verdict can only be INCONCLUSIVE; "
+                f"6 pairs are the least that can prove anything."
+            )
         else:
-            lines.append(f"{host.host}: the least effect that {estimate.pairs} pairs will find is a factor of "
-                         f"{estimate.mde_ratio:.2f} (80 % power, pair noise {estimate.log_ratio_sd_assumed:g} assumed).")  # fmt: skip
+            lines.append(
+                f"{host.host}: the least effect that {estimate.pairs} pairs will find is a factor of "
+                f"{estimate.mde_ratio:.2f} (80 % power, pair noise {estimate.log_ratio_sd_assumed:g} assumed)."
+            )
         if not request.hosts[host.host].facts:
             lines.append(f"{host.host}: not looked at; free RAM, ports and versions are checked when it runs.")
         for finding in findings(request.hosts[host.host], protocol):
@@ -227,7 +232,7 @@ def _link_latest(results: Path, directory: Path) -> None:
     temporary = results / f".latest.{os.getpid()}"
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(directory.name)
-    os.replace(temporary, results / "latest")
+    temporary.replace(results / "latest")
 
 
 def collect(directory_name: str, host: str, archive: str | None, state: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -254,7 +259,7 @@ def collect(directory_name: str, host: str, archive: str | None, state: dict[str
         for path in sorted(p for p in incoming.iterdir() if RUN_NAME.fullmatch(p.name)):
             check_digests(path)
             if not (target / path.name).exists():
-                os.rename(path, target / path.name)
+                path.rename(target / path.name)
                 added.append(path.name)
         shutil.rmtree(incoming)
         sync_directory(target)

@@ -43,7 +43,8 @@ def judge_host(
         numbers = {record.pair for record in records if not record.spare}
         planned_runs = {number: len(arms) for number in sorted(numbers)}
     pairs = sort_pairs(records, arms, planned_runs, max_pair_gap_seconds)
-    context = GateContext(protocol, host, pairs, completed_runs(records, pairs))
+    faulted = [record for record in records if record.outcome == "engine_fault"]
+    context = GateContext(protocol, host, pairs, completed_runs(records, pairs), faulted)
     gates = run_gates(context)
     pairs = _with_wrong_answers(context)
     compared = [compare(c, protocol, pairs.valid, _quality(context, c, gates)) for c in protocol.comparisons]

@@ -1,12 +1,14 @@
 """What the inventory and the command line give: a request, and each host's settings and facts, checked on entry."""
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import Backend, IfControllerGone, Model
+
+T = TypeVar("T")
 
 
 class ModelInput(Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,16 +62,32 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_request(raw: dict[str, Any]) -> Request:
-    """Check a request's types. Raises UnusableInput naming the field, what it must be and where to set it."""
-    try:
-        request = msgspec.convert(raw, type=Request, strict=False)
-    except msgspec.ValidationError as error:
-        raise UnusableInput(f"an inventory or command line setting can't be used: {error}; mend it.") from None
+    """Check a request's types. Raises UnusableInput naming the value, what it must be and where to set it."""
+    hosts = {name: _converted(host, HostInput, f"host {name}: ") for name, host in raw.get("hosts", {}).items()}
+    request = msgspec.structs.replace(_converted({**raw, "hosts": {}}, Request, ""), hosts=hosts)
     if request.own_hit_share is not None and not 0 <= request.own_hit_share <= 1:
         raise UnusableInput(f"own_hit_share={request.own_hit_share} must be a share from 0 to 1, such as 0.3 for 30 %.")
     if not request.hosts:
         raise UnusableInput("no host is left to run on; name at least one in the inventory, or widen --limit.")
     return request
+
+
+def _converted(raw: Any, shape: type[T], where: str) -> T:
+    """`raw` as a struct, or UnusableInput that names the setting, its value and what it must be."""
+    try:
+        return msgspec.convert(raw, type=shape, strict=False)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at `$")
+        names = [name for name in path.rstrip("`").split(".") if name]
+        value = raw
+        for name in names:
+            value = value.get(name) if isinstance(value, dict) else None
+        setting = ".".join(names) or "the request"
+        shown = "" if isinstance(value, dict | list) or not names else f"={value!r}"
+        raise UnusableInput(
+            f"{where}{setting}{shown} can't be used: {problem}; mend the variable kvtrial_{setting.replace('.', '_')} "
+            f"in the inventory or on the command line."
+        ) from None
 
 
 def model_of(model: ModelInput) -> Model:

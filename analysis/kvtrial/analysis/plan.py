@@ -1,5 +1,6 @@
 """Make a plan: a pure function of protocol, hosts' settings and facts, and a seed. Same inputs, same bytes."""
 
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,11 @@ def refuse(host_name: str, host: HostInput, protocol: Protocol) -> None:
             f"host {host_name} has not agreed to be disturbed: experiments load and evict; set "
             f"kvtrial_host_may_be_disturbed: true in its inventory, only on a host that serves nobody."
         )
-    for finding in findings(host, protocol):
-        if finding.severity == "refuse":
-            raise UnusableInput(f"host {host_name}, arm {finding.arm}: {finding.reason} {finding.do}")
+    refusals = [finding for finding in findings(host, protocol) if finding.severity == "refuse"]
+    # Two interfaces at once make an arm look wrong in other ways too; the cause is named, not what follows from it.
+    for finding in sorted(refusals, key=lambda finding: finding.class_ != "mixed_interfaces"):
+        where = f"host {host_name}, arm {finding.arm}" if finding.arm else f"host {host_name}"
+        raise UnusableInput(f"{where}: {finding.reason.rstrip('.')}. {finding.do}")
     if "ram_available_bytes" in host.facts:
         _refuse_memory(host_name, host, protocol)
 
@@ -123,7 +126,7 @@ def _host_plan(name: str, request: Request, protocol: Protocol) -> HostPlan:
     capacity = _capacity(name, host, protocol)
     runs = _runs(name, request.seed, host, protocol)
     for run in runs[: len(protocol.arms)]:
-        refuse_working_set(name, protocol, working_set(run.phases, capacity, run.arm), capacity, run.arm)
+        refuse_working_set(name, protocol, run, capacity)
     seconds = _seconds(runs, host.backend)
     limits = {**DEFAULT_LIMITS, "deadline_seconds": max(1800.0, 3 * seconds), **host.limits}
     if unknown := set(limits) - set(Limits.__struct_fields__):
@@ -209,42 +212,55 @@ def _gpu_blocks(name: str, host: HostInput, args: dict[str, Any], block: int) ->
         size = human_int(str(args["kv-cache-memory-bytes"]), "kv-cache-memory-bytes")
         return size // (block * host.model.kv_bytes_per_token)
     raise UnusableInput(
-        f"host {name}: the size of the GPU KV cache is left to the engine, so nobody can say how much pressure evicts a "
-        f"prefix; set num-gpu-blocks-override or kv-cache-memory-bytes in kvtrial_engine_args."
+        f"host {name}: the size of the GPU KV cache is left to the engine, so nobody can say how much pressure "
+        f"evicts a prefix; set num-gpu-blocks-override or kv-cache-memory-bytes in kvtrial_engine_args."
     )
 
 
-def refuse_working_set(host: str, protocol: Protocol, need: WorkingSet, capacity: Capacity, arm: str) -> None:
+def refuse_working_set(host: str, protocol: Protocol, run: RunPlan, capacity: Capacity) -> None:
     """Raise UnusableInput, with the numbers and the smallest change, where the workload can't show anything."""
     rule = protocol.gates.get("working_set")
     if rule is None:
         return
-    least, most = float(rule.get("pressure_share_min", 1.2)), float(rule.get("tier_share_max", 0.8))
-    for phase, blocks in need.pressure_blocks.items():
-        if blocks < least * capacity.usable_gpu_blocks:
-            tokens = capacity.usable_gpu_blocks * capacity.block_tokens
-            smaller = int(blocks / least) + RESERVED_BLOCKS
-            more = -(-int(least * capacity.usable_gpu_blocks) // max(1, blocks // max(1, protocol.sizes["pressure"])))
+    need = working_set(run.phases, capacity, run.arm)
+    _refuse_pressure(host, need, capacity, float(rule.get("pressure_share_min", 1.2)))
+    _refuse_tier(host, run.arm, need, capacity, float(rule.get("tier_share_max", 0.8)))
+    for phase, blocks in need.resident_blocks.items():
+        if blocks > capacity.usable_gpu_blocks:
             raise UnusableInput(
-                f"host {host}: {phase} takes {blocks} blocks, the GPU KV cache holds {capacity.usable_gpu_blocks} "
-                f"({tokens} tokens); below {least:g} times that the prefix stays there and the GPU answers, so no tier "
-                f"is ever asked. Set num-gpu-blocks-override to {smaller} or less, or the size pressure to "
-                f"{more + 1} prompts or more."
+                f"host {host}: {phase} asks for {blocks} blocks that should still be in the GPU KV cache, which holds "
+                f"{capacity.usable_gpu_blocks}; use fewer prompts there, or set num-gpu-blocks-override to "
+                f"{blocks + RESERVED_BLOCKS} or more."
             )
-    if need.tier_chunks is not None and need.stored_chunks > most * need.tier_chunks:
-        chunk_bytes = capacity.chunk_tokens[arm] * capacity.kv_bytes_per_token
-        enough = -(-int(need.stored_chunks / most) // 1) + 1
-        raise UnusableInput(
-            f"host {host}: arm {arm} stores {need.stored_chunks} chunks of {capacity.chunk_tokens[arm]} tokens, its tier "
-            f"of {capacity.tier_bytes[arm]} bytes holds {need.tier_chunks}; above {most:g} of the tier a cyclic set loses "
-            f"everything (LRU). Set tier_bytes to {enough * chunk_bytes} or more, or use fewer or shorter prompts."
-        )
     for tokens in need.prompt_tokens:
         if tokens % capacity.block_tokens == 0:
             raise UnusableInput(
-                f"host {host}: prompts of {tokens} tokens end at the edge of a block of {capacity.block_tokens}; the GPU "
-                f"cache then recomputes one block and the tier does not. Set prompt_tokens to {tokens + 16}."
+                f"host {host}: prompts of {tokens} tokens end at the edge of a block of {capacity.block_tokens}; the "
+                f"GPU cache then recomputes one block and the tier does not. Set prompt_tokens to {tokens + 16}."
             )
+
+
+def _refuse_pressure(host: str, need: WorkingSet, capacity: Capacity, least: float) -> None:
+    for phase, (prompts, blocks) in need.pressure.items():
+        if prompts * blocks < least * capacity.usable_gpu_blocks:
+            raise UnusableInput(
+                f"host {host}: {phase} takes {prompts * blocks} blocks, the GPU KV cache holds "
+                f"{capacity.usable_gpu_blocks} ({capacity.usable_gpu_blocks * capacity.block_tokens} tokens); below "
+                f"{least:g} times that the prefix stays there and the GPU answers, so no tier is ever asked. Set "
+                f"num-gpu-blocks-override to {int(prompts * blocks / least) + RESERVED_BLOCKS} or less, or the size "
+                f"pressure to {math.ceil(least * capacity.usable_gpu_blocks / blocks)} prompts or more."
+            )
+
+
+def _refuse_tier(host: str, arm: str, need: WorkingSet, capacity: Capacity, most: float) -> None:
+    if need.tier_chunks is not None and need.stored_chunks > most * need.tier_chunks:
+        chunk_bytes = capacity.chunk_tokens[arm] * capacity.kv_bytes_per_token
+        raise UnusableInput(
+            f"host {host}: arm {arm} stores {need.stored_chunks} chunks of {capacity.chunk_tokens[arm]} tokens, its "
+            f"tier of {capacity.tier_bytes[arm]} bytes holds {need.tier_chunks}; above {most:g} of the tier a cyclic "
+            f"set loses everything (LRU). Set tier_bytes to {math.ceil(need.stored_chunks / most) * chunk_bytes} or "
+            f"more, or use fewer or shorter prompts."
+        )
 
 
 def _runs(host_name: str, seed: int, host: HostInput, protocol: Protocol) -> list[RunPlan]:

@@ -16,7 +16,7 @@ def project_root() -> Path:
     for folder in (Path.cwd(), *Path.cwd().parents):
         if (folder / "playbooks" / "plan.yml").is_file():
             return folder
-    raise UnusableInput(f"{Path.cwd()} is not inside a kvtrial project; go to the folder with playbooks/ and try again.")
+    raise UnusableInput(f"{Path.cwd()} is not inside a kvtrial project; go to the folder that holds playbooks/.")
 
 
 def announce(protocol: str, inventory: str | None, extra_vars: list[str]) -> list[str]:

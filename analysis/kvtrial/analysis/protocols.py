@@ -61,11 +61,11 @@ def _read_resolved(name: str, folder: Path, depth: int = 0) -> dict[str, Any]:
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` on `base`: mappings deep, everything else replaced, null removes."""
+    """`over` on `base`: mappings deep, everything else replaced, null removes what `base` has."""
     result = dict(base)
     for key, value in over.items():
-        if value is None:
-            result.pop(key, None)
+        if value is None and key in base:
+            del result[key]
         elif isinstance(value, dict) and isinstance(base.get(key), dict) and key != "break_even":
             result[key] = _merged(base[key], value)
         else:

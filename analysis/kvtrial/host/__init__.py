@@ -1,0 +1,1 @@
+"""Host side: host program, keeper, load client, phases. No pandas here."""

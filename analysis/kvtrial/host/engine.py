@@ -65,7 +65,7 @@ class Engine:
             [sys.executable, "-m", "kvtrial.host.keeper", str(directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            stderr=open(directory / "keeper.log", "ab"),  # noqa: SIM115  handed to the keeper, closed with it
+            stderr=(directory / "keeper.log").open("ab"),
             start_new_session=True,
         )
         self.stop_requested = False
@@ -82,7 +82,7 @@ class Engine:
         return process is not None and is_alive(process.pid, process.start_ticks)
 
     def wait_healthy(self, on_wait: Callable[[float], None], is_stopping: Callable[[], bool]) -> float:
-        """Wait until /health answers 200; return the seconds it took. Raises RunFault when the engine dies or is late."""
+        """Wait until /health answers 200; return the seconds it took. Raises RunFault if the engine dies or is late."""
         started = time.monotonic()
         limit = self.plan.limits.start_timeout_seconds
         while (passed := time.monotonic() - started) < limit:
@@ -115,7 +115,7 @@ class Engine:
         except (httpx.HTTPError, KeyError, ValueError) as error:
             raise RunFault(self.fault("engine_not_answering", None, f"asking the engine failed: {error}")) from error
         listening = listening_sockets(self.pids())
-        resolved = Resolved(
+        return Resolved(
             vllm_version=version,
             served_models=models,
             config={path: value for path, value in config.items() if not path.startswith("system_env.")},
@@ -126,7 +126,6 @@ class Engine:
             model_revision=model_revision(Path(self.plan.model.path)),
             api_process_started=page.values.get("process_start_time_seconds"),
         )
-        return resolved
 
     def pids(self) -> list[int]:
         """pids of the engine's whole process tree."""

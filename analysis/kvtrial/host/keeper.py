@@ -175,7 +175,7 @@ def end_engine(engine: EngineProcess, grace_seconds: float, heir: int | None = N
 def _sweep_files(engine: EngineProcess) -> None:
     """Remove the engine's scratch folder, and its files in /dev/shm that no process maps any more."""
     shutil.rmtree(engine.scratch, ignore_errors=True)
-    left = [name for name in engine.shared_memory if os.path.exists(name)]
+    left = [name for name in engine.shared_memory if Path(name).exists()]
     if left:
         mapped = mapped_shared_memory(p.pid for p in all_processes())
         for name in left:

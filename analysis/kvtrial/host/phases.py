@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 from msgspec import Struct
 
-from kvtrial.host.client import LoadOutcome, run_load_blocking
+from kvtrial.host.client import run_load_blocking
 from kvtrial.host.workload import load_spec
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.exposition import parse_page, read_page
-from kvtrial.record.load import RequestResult
+from kvtrial.record.load import LoadOutcome, RequestResult
 from kvtrial.record.plan import Launch, Limits, PhasePlan
 from kvtrial.record.record import PhaseRecord, RequestFact
 from kvtrial.record.store import write_atomically

@@ -61,7 +61,7 @@ def is_alive(pid: int, start_ticks: int) -> bool:
 
 def all_processes() -> list[Process]:
     """Every live process of the machine that can be read, zombies left out."""
-    found = (read_process(int(entry)) for entry in os.listdir(PROC) if entry.isdigit())
+    found = (read_process(int(entry)) for entry in os.listdir(PROC) if entry.isdigit())  # noqa: PTH208  names only, often
     return [process for process in found if process is not None and process.state not in "ZX"]
 
 
@@ -123,9 +123,9 @@ def listening_sockets(pids: Iterable[int]) -> list[Socket]:
     owners: dict[str, int] = {}
     for pid in pids:
         with contextlib.suppress(OSError):
-            for descriptor in os.listdir(PROC / str(pid) / "fd"):
+            for descriptor in (PROC / str(pid) / "fd").iterdir():
                 with contextlib.suppress(OSError):
-                    target = os.readlink(PROC / str(pid) / "fd" / descriptor)
+                    target = str(descriptor.readlink())
                     if target.startswith("socket:["):
                         owners[target[8:-1]] = pid
     sockets = []

@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import fcntl
 import json
-import os
 import shutil
 import signal
 import statistics
@@ -36,7 +35,6 @@ from kvtrial.host.schedule import dropped_pairs, next_run, runs_left
 from kvtrial.host.state import Folder, Progress, first_progress
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import RunPlan
-
 
 START_WAIT_SECONDS = 20.0
 DEFAULT_RUN_SECONDS = 40.0
@@ -93,7 +91,8 @@ class Program:
             publish(self.folder.partial, self.folder.runs / run.run)
         except Interrupted:
             self.folder.set_aside_partial()
-            raise Stop("stopped", self.stopping or "stopped on request") from None
+            late = f"the deadline of {self.plan.limits.deadline_seconds:.0f} s passed in {run.run}"
+            raise Stop("stopped", self.stopping or late) from None
         except OSError as error:
             shutil.rmtree(self.folder.partial, ignore_errors=True)
             raise Stop(
@@ -203,7 +202,7 @@ def run_program(folder: Folder) -> int:
 @contextlib.contextmanager
 def _locked(folder: Folder) -> Iterator[None]:
     """One program a campaign folder. The lock falls with the process, however it ends."""
-    with open(folder.lock, "ab") as file:
+    with folder.lock.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -226,7 +225,7 @@ def start(folder: Folder) -> Progress:
         return running
     del plan
     before = folder.read_progress()
-    with open(folder.directory / "program.log", "ab") as log:
+    with (folder.directory / "program.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "kvtrial.host.program", "run", "--directory", str(folder.directory)],
             stdin=subprocess.DEVNULL,
@@ -276,7 +275,7 @@ def pack(folder: Folder, output: Path) -> dict[str, str]:
         for name in ("progress.json", "program.log"):
             if (folder.directory / name).exists():
                 archive.add(folder.directory / name, arcname=name)
-    os.replace(temporary, output)
+    temporary.replace(output)
     return digests
 
 

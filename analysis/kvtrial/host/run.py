@@ -1,6 +1,5 @@
 """One run: start the arm's engine, work through its phases, stop it, leave a record. A record is whole or absent."""
 
-import os
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -19,13 +18,23 @@ from kvtrial.host.phases import Scrape, phase_record, run_phase, settled_scrape,
 from kvtrial.record.hazards import watch_log
 from kvtrial.record.load import RequestResult, write_results
 from kvtrial.record.plan import HostPlan, PhasePlan, RunPlan
-from kvtrial.record.record import Evidence, Fault, PhaseRecord, Resolved, RunRecord, Times, WatchHit
+from kvtrial.record.record import (
+    Evidence,
+    Fault,
+    FaultOrigin,
+    Outcome,
+    PhaseRecord,
+    Resolved,
+    RunRecord,
+    Times,
+    WatchHit,
+)
 from kvtrial.record.store import sha256_of_file, sync_directory, write_atomically
 from kvtrial.record.version import SCHEMA_VERSION
 
 KEEPER_FILES = ("keeper.json", "keeper.log", "engine.json", "exit.json", "engine.log")
+OUTCOMES: dict[FaultOrigin, Outcome] = {"engine": "engine_fault", "environment": "environment_fault"}
 STOPPING_REASONS = {
-    "deadline": ("deadline", "the host program's deadline passed; its engine was ended"),
     "ram_below_reserve": ("ram_below_reserve", "available RAM fell below the reserve; the engine was ended"),
     "keeper_killed": ("keeper_killed", "the engine's keeper was killed from outside; its engine was ended"),
 }
@@ -45,7 +54,7 @@ class RunContext(Struct, frozen=True):
 
 
 class Interrupted(Exception):
-    """The program was asked to stop in the middle of a run: no record is left, the run is done again later."""
+    """The program has to end within a run (asked, or its deadline): no record is left, the run comes again."""
 
 
 class _Facts:
@@ -86,7 +95,7 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
             context.on_phase("stopping the engine")
             exit_facts = engine.stop()
             context.on_engine(None)
-    if context.is_stopping():
+    if context.is_stopping() or (exit_facts is not None and exit_facts.reason == "deadline"):
         raise Interrupted
     if exit_facts is not None and exit_facts.reason in STOPPING_REASONS:
         name, detail = STOPPING_REASONS[exit_facts.reason]
@@ -109,7 +118,7 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
         spare=run.spare,
         attempt=context.attempt,
         evidence=_evidence(context.plan, facts),
-        outcome="completed" if facts.fault is None else f"{facts.fault.origin}_fault",
+        outcome="completed" if facts.fault is None else OUTCOMES[facts.fault.origin],
         fault=facts.fault,
         launch=context.plan.launches[run.arm],
         model=context.plan.model,
@@ -238,5 +247,5 @@ def _write_files(directory: Path, facts: _Facts) -> dict[str, str]:
 
 def publish(partial: Path, final: Path) -> None:
     """Give a whole run its place: rename, then fsync the folder."""
-    os.rename(partial, final)
+    partial.rename(final)
     sync_directory(final.parent)

@@ -100,7 +100,7 @@ class Folder:
         if self.partial.exists():
             self.interrupted.mkdir(exist_ok=True)
             count = len(list(self.interrupted.iterdir()))
-            os.rename(self.partial, self.interrupted / f"{count + 1:03d}")
+            self.partial.rename(self.interrupted / f"{count + 1:03d}")
 
     def interruptions(self) -> int:
         """How many runs were interrupted so far."""

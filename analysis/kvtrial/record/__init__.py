@@ -1,0 +1,1 @@
+"""Both sides: schemas, data by version, and readers over them."""

@@ -13,11 +13,11 @@ def write_atomically(path: Path, content: bytes) -> str:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
+        with temporary.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
@@ -36,5 +36,5 @@ def sync_directory(path: Path) -> None:
 
 def sha256_of_file(path: Path) -> str:
     """sha256 of a file's content in hex."""
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

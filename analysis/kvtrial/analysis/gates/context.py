@@ -30,13 +30,14 @@ class GateContext(Struct, frozen=True):
     """One host's runs as a gate sees them: never an effect, only facts.
 
     `pairs`: the valid pairs and what was dropped. `runs`: every completed run outside dropped pairs, so also the whole
-    half of a pair whose other half was an engine fault.
+    half of a pair whose other half was an engine fault. `faulted`: the runs that an engine fault ended.
     """
 
     protocol: Protocol
     host: str
     pairs: Pairs
     runs: list[RunRecord]
+    faulted: list[RunRecord] = []
 
     def of_arm(self, arm: str) -> list[RunRecord]:
         """Runs of one arm, by pair."""
@@ -65,21 +66,27 @@ class GateContext(Struct, frozen=True):
 
 
 class Gate(Struct, frozen=True):
-    """A registered gate. `judge` takes the context and the validated parameters."""
+    """A registered gate. `judge` takes the context and the validated parameters.
+
+    `judges_faulted`: it also judges runs that did not complete, and so needs no completed one.
+    """
 
     name: str
     parameters: type[Struct]
     judge: Callable[[GateContext, Any], Decision]
+    judges_faulted: bool = False
 
 
 GATES: dict[str, Gate] = {}
 
 
-def gate(name: str, parameters: type[Parameters]) -> Callable[[Judge[Parameters]], Judge[Parameters]]:
+def gate(
+    name: str, parameters: type[Parameters], judges_faulted: bool = False
+) -> Callable[[Judge[Parameters]], Judge[Parameters]]:
     """Register a gate function under the name protocols use."""
 
     def register(judge: Judge[Parameters]) -> Judge[Parameters]:
-        GATES[name] = Gate(name, parameters, judge)
+        GATES[name] = Gate(name, parameters, judge, judges_faulted)
         return judge
 
     return register
@@ -125,7 +132,7 @@ def run_gates(context: GateContext) -> list[GateResult]:
     results = []
     for name in context.protocol.gates:
         parameters = read_parameters(context.protocol, name)
-        if not context.runs:
+        if not context.runs and not (GATES[name].judges_faulted and context.faulted):
             results.append(GateResult(name, None, "no completed run to judge"))
             continue
         try:

@@ -195,11 +195,14 @@ def model_and_version(context: GateContext, parameters: NoParameters) -> Decisio
     )
 
 
-@gate("loopback_only", NoParameters)
+@gate("loopback_only", NoParameters, judges_faulted=True)
 def loopback_only(context: GateContext, parameters: NoParameters) -> Decision:
     """Every listening socket of the engine is on a loopback address, and there is one."""
     outside, sockets = [], 0
-    for run in context.runs:
+    asked = [*context.runs, *(run for run in context.faulted if run.resolved is not None)]
+    if not asked:
+        return None, "no engine came up far enough to be asked"
+    for run in asked:
         if run.resolved is None or not run.resolved.listening:
             return None, f"no listening socket is recorded in {where(run)}"
         sockets += len(run.resolved.listening)
@@ -210,7 +213,7 @@ def loopback_only(context: GateContext, parameters: NoParameters) -> Decision:
         ]
     if outside:
         return False, f"listening beyond loopback: {some(outside)}"
-    return True, f"{sockets} listening sockets in {len(context.runs)} runs, all on loopback"
+    return True, f"{sockets} listening sockets in {len(asked)} runs, all on loopback"
 
 
 class HazardParameters(Struct, frozen=True, forbid_unknown_fields=True):

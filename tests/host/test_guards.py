@@ -1,0 +1,85 @@
+"""A user's host is not ours: each guard of the host program is seen firing, with its sentence."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+from kvtrial.host.processes import redact
+
+
+def reason(trial) -> str:
+    trial.run(check=False)
+    progress = trial.folder.read_progress()
+    assert progress.state in ("stopped", "failed")
+    return progress.reason
+
+
+def test_without_consent_nothing_is_started(trial):
+    trial = trial(runs=1)
+    trial.folder.consent.unlink()
+    assert "consent was withdrawn" in reason(trial)
+    assert trial.records() == []
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_consent_withdrawn_between_runs_stops_before_the_next(trial):
+    trial = trial(pairs=2)
+    trial.command("start")
+    trial.wait(lambda p: p.phase == "populate")
+    trial.folder.consent.unlink()
+    progress = trial.wait(lambda p: p.state == "stopped")
+    assert "consent was withdrawn" in progress.reason
+    assert len(trial.records()) == 1
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_the_deadline_passes_and_the_engine_is_ended(trial):
+    trial = trial(runs=2, faults="slow_start:30", limits={"deadline_seconds": 2.0})
+    assert "deadline of 2 s passed" in reason(trial)
+    assert trial.records() == []
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_if_controller_gone_stop_ends_it_when_the_controller_falls_silent(trial):
+    trial = trial(pairs=2, if_controller_gone="stop", limits={"controller_gone_seconds": 1.0})
+    trial.folder.heartbeat.write_text(str(time.monotonic()))
+    assert "controller has been silent" in reason(trial)
+
+
+def test_a_foreign_engine_on_the_host_is_refused_and_left_alone(trial):
+    trial = trial(runs=1)
+    foreign = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "vllm", "serve", "someone's"])
+    try:
+        sentence = reason(trial)
+        assert f"pid {foreign.pid}" in sentence
+        assert foreign.poll() is None
+    finally:
+        foreign.kill()
+        foreign.wait()
+
+
+def test_too_little_ram_is_refused_with_the_numbers(trial):
+    sentence = reason(trial(runs=1, ram_reserve_bytes=2**50))
+    assert str(2**50) in sentence
+    assert "RAM" in sentence
+
+
+def test_too_little_disk_is_refused_with_the_numbers(trial):
+    assert "bytes are free on disk" in reason(trial(runs=1, limits={"disk_reserve_bytes": 2**60}))
+
+
+def test_a_port_that_was_taken_meanwhile_is_a_fault_of_the_environment(trial):
+    import socket
+
+    trial = trial(runs=1)
+    with socket.create_server(("127.0.0.1", trial.host_plan.launches["control"].port)):
+        trial.run(check=False)
+    fault = trial.records()[0].fault
+    assert fault.fault == "port_taken"
+    assert "kvtrial_port" in fault.detail
+
+
+def test_keys_are_redacted_from_command_lines():
+    assert redact("vllm serve m --api-key s3cret --port 1") == "vllm serve m --api-key *** --port 1"
+    assert redact("x --hf-token=abc") == "x --hf-token=***"

@@ -1,0 +1,110 @@
+"""The program may be killed at any point: finished runs are kept, the rest is done, nothing is left over."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from kvtrial.host.processes import is_alive
+
+MOMENTS = [
+    lambda p: p.runs_done == 0 and (p.phase or "").startswith("engine starting"),
+    lambda p: p.runs_done == 3 and p.phase == "return",
+    lambda p: p.runs_done == 6 and p.phase == "stopping the engine",
+]
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_killed_three_times_the_same_command_ends_with_the_same_kind_of_verdict(trial):
+    trial = trial(faults="slow_start:0.6")
+    kept: dict[str, float] = {}
+    for moment in MOMENTS:
+        trial.command("start")
+        progress = trial.wait(moment)
+        os.kill(progress.pid, signal.SIGKILL)
+        for run, record in trial.folder.finished_runs().items():
+            assert kept.setdefault(run, record.times.ended_monotonic_seconds) == record.times.ended_monotonic_seconds
+    trial.command("start")
+    trial.wait(lambda p: p.state == "finished", 200)
+    records = trial.records()
+    assert len(records) == 12
+    assert max(record.attempt for record in records) == 4
+    verdict = trial.verdict()
+    failed = [gate.gate for gate in verdict.hosts[0].gates if gate.passed is not True]
+    assert verdict.verdict == "BETTER" or failed == ["undisturbed"], verdict.reason
+    assert verdict.evidence == "standin"
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_killed_program_takes_its_engine_with_it_at_once(trial):
+    trial = trial(runs=2)
+    trial.command("start")
+    progress = trial.wait(lambda p: p.phase == "populate")
+    engine = json.loads((trial.folder.partial / "engine.json").read_text())
+    os.kill(progress.pid, signal.SIGKILL)
+    until = time.monotonic() + 5
+    while is_alive(engine["pid"], engine["start_ticks"]) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not is_alive(engine["pid"], engine["start_ticks"])
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_killed_keeper_is_a_fault_of_the_environment_and_its_pair_is_repeated(trial):
+    trial = trial(pairs=2)
+    trial.command("start")
+    trial.wait(lambda p: p.runs_done == 1 and p.phase == "populate")
+    subprocess.run(["pkill", "-9", "-f", f"kvtrial.host.keeper {trial.folder.partial}"], check=True)
+    trial.wait(lambda p: p.state == "finished")
+    runs = trial.folder.finished_runs()
+    cut = next(record for record in runs.values() if record.outcome != "completed")
+    assert cut.fault.fault == "keeper_killed"
+    assert cut.outcome == "environment_fault"
+    assert {record.pair for record in runs.values() if record.spare} == {3}
+    assert trial.verdict().hosts[0].runs.dropped == 2
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_program_and_keeper_killed_together_the_next_start_ends_what_is_left(trial):
+    trial = trial(runs=2)
+    trial.command("start")
+    progress = trial.wait(lambda p: p.phase == "populate")
+    subprocess.run(["pkill", "-9", "-f", f"kvtrial.host.keeper {trial.folder.partial}"], check=True)
+    os.kill(progress.pid, signal.SIGKILL)
+    trial.command("start")
+    trial.wait(lambda p: p.state == "finished")
+    assert len(trial.records()) == 2
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_stop_ends_the_engine_and_keeps_finished_runs(trial):
+    trial = trial(pairs=2)
+    trial.command("start")
+    trial.wait(lambda p: p.runs_done == 1 and p.phase == "populate")
+    trial.command("stop")
+    progress = trial.folder.read_progress()
+    assert progress.state == "stopped"
+    assert "SIGTERM" in progress.reason
+    assert len(trial.records()) == 1
+
+
+def test_start_twice_is_one_program(trial):
+    trial = trial(runs=2)
+    first = json.loads(trial.command("start").stdout)
+    second = json.loads(trial.command("start").stdout)
+    assert first["pid"] == second["pid"]
+    refused = trial.command("run", check=False)
+    assert refused.returncode == 2
+    assert "works in" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    trial.command("stop")
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_truncated_record_is_not_taken_for_a_finished_run(trial):
+    trial = trial(runs=1)
+    trial.run()
+    path = trial.folder.runs / trial.host_plan.runs[0].run / "record.json"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert trial.folder.finished_runs() == {}

@@ -1,0 +1,227 @@
+"""A plan is a pure function of protocol, hosts and seed; what can't show anything is refused with the numbers."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtrial.analysis.inputs import read_request
+from kvtrial.analysis.plan import make_plan, requested_protocol
+from kvtrial.analysis.workingset import request_blocks, tier_chunks
+from kvtrial.host.workload import load_spec, make_prompts
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.plan import canonical_json
+
+ROOT = Path(__file__).parents[3]
+
+
+def request(**changes):
+    """A request for one CPU host as the local inventory gives it; `changes` go into the host, or to the top."""
+    top = {name: changes.pop(name) for name in ("protocol", "seed", "pairs", "arms", "hosts") if name in changes}
+    host = {
+        "may_be_disturbed": True,
+        "backend": "cpu",
+        "vllm_version": "0.32.0",
+        "vllm_venv": "/opt/engine",
+        "engine_args": {"block-size": 32, "num-gpu-blocks-override": 97, "max-model-len": 2048, "enforce-eager": True},
+        "engine_env": {"OMP_NUM_THREADS": "2"},
+        "connector_extra_config": {"spec_name": "HostOffloadingSpec", "spec_module_path": "kvtrial_host_offload"},
+        "model": {"name": "m", "path": "/m", "revision": "r", "weights": "random", "kv_bytes_per_token": 4096,
+                  "low_token_id": 32, "high_token_id": 126},
+        "ram_reserve_bytes": 2**30,
+    }  # fmt: skip
+    for name, value in changes.items():
+        host[name] = {**host[name], **value} if isinstance(value, dict) and isinstance(host.get(name), dict) else value
+    return {"protocol": "offload_return", "protocols_dir": str(ROOT / "playbooks" / "protocols"),
+            "results_dir": "results", "hosts": {"h1": host}, **top}  # fmt: skip
+
+
+def plan(**changes):
+    checked = read_request(request(**changes))
+    return make_plan(checked, requested_protocol(checked))
+
+
+def refusal(**changes) -> str:
+    with pytest.raises(UnusableInput) as refused:
+        plan(**changes)
+    sentence = str(refused.value)
+    assert "\n" not in sentence
+    return sentence
+
+
+@given(seed=st.integers(0, 2**31), pairs=st.sampled_from([2, 6, 8]))
+@settings(max_examples=15, deadline=None)
+def test_same_inputs_give_the_same_bytes(seed, pairs):
+    assert canonical_json(plan(seed=seed, pairs=pairs)) == canonical_json(plan(seed=seed, pairs=pairs))
+
+
+@given(seed=st.integers(0, 2**31), pairs=st.sampled_from([2, 6, 8, 12]))
+@settings(max_examples=25, deadline=None)
+def test_arms_are_balanced_and_alternate_abba(seed, pairs):
+    runs = [run for run in plan(seed=seed, pairs=pairs).hosts[0].runs if not run.spare]
+    order = [run.arm for run in runs]
+    assert len(runs) == 2 * pairs
+    assert order.count("control") == order.count("offload") == pairs
+    firsts = order[::2]
+    assert all(a != b for a, b in zip(firsts, firsts[1:], strict=False))
+    assert [run.pair for run in runs] == [1 + i // 2 for i in range(2 * pairs)]
+
+
+def test_the_seed_decides_who_is_first():
+    assert {plan(seed=seed).hosts[0].runs[0].arm for seed in range(12)} == {"control", "offload"}
+
+
+def test_both_arms_of_a_pair_send_the_same_and_every_pair_sends_something_new():
+    runs = plan().hosts[0].runs
+    by_pair = {pair: [run for run in runs if run.pair == pair] for pair in {run.pair for run in runs}}
+    for members in by_pair.values():
+        assert members[0].phases == members[1].phases
+    seeds = {phase.prompts.seed for run in runs for phase in run.phases}
+    sets = {phase.prompts.name for run in runs for phase in run.phases}
+    assert len(seeds) == len(by_pair) * len(sets)
+
+
+def test_the_two_blocks_alternate_by_pair():
+    runs = {run.pair: [phase.name for phase in run.phases] for run in plan().hosts[0].runs}
+    assert runs[1].index("return") < runs[1].index("noload_return")
+    assert runs[2].index("return") > runs[2].index("noload_return")
+    assert sorted(runs[1]) == sorted(runs[2])
+    assert runs[1][:2] == runs[2][:2] == ["warmup", "warmup_return"]
+
+
+def test_arms_differ_in_the_connector_and_in_nothing_else():
+    launches = plan().hosts[0].launches
+    control, offload = launches["control"].argv, launches["offload"].argv
+    at = offload.index("--kv-transfer-config")
+    assert offload[:at] + offload[at + 2 :] == control
+    assert launches["control"].env == launches["offload"].env
+    assert control[control.index("--host") + 1] == "127.0.0.1"
+    assert launches["control"].env["VLLM_HOST_IP"] == "127.0.0.1"
+    config = json.loads(offload[at + 1])
+    assert config["kv_connector_extra_config"]["cpu_bytes_to_use"] == 268435456
+    assert config["kv_connector_extra_config"]["spec_name"] == "HostOffloadingSpec"
+
+
+def test_an_old_vllm_leaves_out_the_phases_it_cannot_do_and_sets_the_guards_in_all_arms():
+    gpu = {"backend": "cuda", "connector_extra_config": {"spec_name": "CPUOffloadingSpec", "spec_module_path": None}}
+    old = plan(vllm_version="0.26.0", **gpu).hosts[0]
+    assert not any(phase.name.startswith("noload") for phase in old.runs[0].phases)
+    assert all("--no-async-scheduling" in launch.argv for launch in old.launches.values())
+    assert not any("--no-async-scheduling" in launch.argv for launch in plan(**gpu).hosts[0].launches.values())
+
+
+@given(count=st.integers(1, 6), tokens=st.integers(8, 60), suffix=st.integers(0, 8), seed=st.text(max_size=5))
+def test_prompts_are_repeatable_distinct_and_end_alike(count, tokens, suffix, seed):
+    from kvtrial.record.plan import PromptPlan
+
+    made = PromptPlan(name="s", seed=seed, count=count, tokens=tokens + suffix, suffix_tokens=suffix, low_id=32, high_id=126)
+    prompts = make_prompts(made)
+    assert prompts == make_prompts(made)
+    assert all(len(prompt) == tokens + suffix for prompt in prompts)
+    assert all(32 <= token <= 126 for prompt in prompts for token in prompt)
+    assert len({tuple(prompt) for prompt in prompts}) == count
+    if suffix:
+        assert len({tuple(prompt[-suffix:]) for prompt in prompts}) == 1
+
+
+def test_a_repeated_phase_sends_every_prompt_twice_under_its_own_key():
+    host = plan().hosts[0]
+    phase = next(phase for phase in host.runs[0].phases if phase.name == "fits_return")
+    spec = load_spec(phase, host.launches["control"], host.limits)
+    assert [r.key for r in spec.requests] == ["fits/0", "fits/1", "fits/2", "fits/0#2", "fits/1#2", "fits/2#2"]
+    assert spec.requests[0].prompt_token_ids == spec.requests[3].prompt_token_ids
+    assert {r.cache_salt for r in spec.requests} == {"kvtrial.p1.fits"}
+
+
+@given(prompt=st.integers(1, 5000), output=st.integers(1, 500), block=st.sampled_from([16, 32, 128]))
+def test_a_request_takes_the_blocks_of_all_tokens_but_the_last(prompt, output, block):
+    assert request_blocks(prompt, output, block) == math.ceil((prompt + output - 1) / block)
+
+
+def test_a_tier_holds_whole_chunks():
+    assert tier_chunks(268435456, 64, 4096) == 1024
+    assert tier_chunks(262143, 64, 4096) == 0
+
+
+REFUSALS = [
+    ({"protocol": "offload_retrun"}, ["offload_retrun", "offload_return", "Did you mean"]),
+    ({"arms": ["offlaod"]}, ["offlaod", "known: control, offload"]),
+    ({"pairs": 5}, ["pairs=5", "even", "6"]),
+    ({"pairs": 0}, ["pairs=0", "2 to 100"]),
+    ({"sizes": {"presure": 3}}, ["presure", "Did you mean pressure"]),
+    ({"sizes": {"tier_bytes": "much"}}, ["'much'", "integer"]),
+    ({"sizes": {"tier_bytes": 8}}, ["cpu_bytes_to_use=8 is 8 bytes", "8 GiB (8589934592)"]),
+    ({"sizes": {"tier_bytes": 10_000_000}}, ["not larger than the GPU", "3104 tokens"]),
+    ({"sizes": {"tier_bytes": 110_000_000}}, ["0.8", "384 chunks", "tier_bytes to 125829120"]),
+    ({"sizes": {"pressure": 4}}, ["takes 68 blocks", "holds 96", "7 prompts or more"]),
+    ({"sizes": {"fits": 9}}, ["fits_return", "153 blocks", "holds 96"]),
+    ({"sizes": {"prompt_tokens": 512}}, ["512 tokens end at the edge of a block", "528"]),
+    ({"sizes": {"chunk_tokens": 100}}, ["100", "not a multiple", "32"]),
+    ({"connector_extra_config": {"cpu_byte_to_use": 1}}, ["cpu_byte_to_use", "cpu_bytes_to_use"]),
+    ({"engine_args": {"kv-offloading-size": 4}}, ["--kv-offloading-size", "--kv-transfer-config", "4294967296"]),
+    ({"engine_args": {"host": "0.0.0.0"}}, ["0.0.0.0", "127.0.0.1"]),
+    ({"engine_args": {"port": 9}}, ["port", "kvtrial_port"]),
+    ({"may_be_disturbed": False}, ["h1", "kvtrial_host_may_be_disturbed"]),
+    ({"backend": "rocm"}, ["rocm", "kvtrial_backend"]),
+    ({"seed": "abc"}, ["seed='abc'", "kvtrial_seed"]),
+    ({"vllm_version": "new"}, ["'new'", "0.32.0"]),
+    ({"limits": {"deadline": 3}}, ["deadline", "deadline_seconds"]),
+    ({"facts": {"ram_available_bytes": 10**9}}, ["1000000000 bytes of RAM", "268435456"]),
+    ({"protocol": "seed_example"}, ["holds 2047", "num-gpu-blocks-override to 114", "145 prompts"]),
+    ({"hosts": {}}, ["no host"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "named"), REFUSALS, ids=[str(changes)[:50] for changes, _ in REFUSALS])
+def test_bad_input_is_refused_in_a_sentence_that_names_it(changes, named):
+    changes = dict(changes)
+    if changes.get("protocol") == "seed_example":
+        changes["engine_args"] = {"kv-cache-memory-bytes": "256M"}
+    sentence = refusal(**changes)
+    for part in named:
+        assert part in sentence, sentence
+
+
+def test_the_seeds_own_command_is_refused_for_its_own_model_with_the_numbers():
+    sentence = refusal(
+        protocol="seed_example",
+        backend="cuda",
+        engine_args={"block-size": None, "enforce-eager": None, "kv-cache-memory-bytes": "20G"},
+        connector_extra_config={"spec_name": None, "spec_module_path": None},
+        model={"kv_bytes_per_token": 114688},
+    )
+    assert "not larger than the GPU" in sentence or "smaller" in sentence, sentence
+
+
+def test_a_protocol_that_contradicts_itself_is_refused(tmp_path):
+    base = (ROOT / "playbooks" / "protocols" / "offload_return.yml").read_text()
+    wrong = {
+        "role: primary}": ("role: guard}", "0 primary comparisons"),
+        "prompts: warm, salt": ("prompts: wram, salt", "wram"),
+        "control: control\n": ("control: contrl\n", "contrl"),
+        'schema_version: "1.0"': ('schema_version: "2.0"', "2.0"),
+        "  prefix_evicted:": ("  prefix_evictd:", "prefix_evictd"),
+        "question:": ("qestion:", "qestion"),
+    }
+    for old, (new, named) in wrong.items():
+        assert old in base
+        path = tmp_path / "mine.yml"
+        path.write_text(base.replace(old, new, 1))
+        assert named in refusal(protocol=str(path))
+
+
+def test_a_loop_of_extends_and_a_file_that_is_no_yaml_are_refused(tmp_path):
+    (tmp_path / "a.yml").write_text("extends: b\n")
+    (tmp_path / "b.yml").write_text("extends: a\n")
+    assert "extends itself" in refusal(protocol=str(tmp_path / "a.yml"))
+    (tmp_path / "c.yml").write_text("a: [")
+    assert "not YAML" in refusal(protocol=str(tmp_path / "c.yml"))
+
+
+def test_fewer_than_six_pairs_are_planned_without_a_least_detectable_effect():
+    estimate = plan(pairs=2).estimates["h1"]
+    assert estimate.mde_ratio is None
+    assert plan().estimates["h1"].mde_ratio > 1
