@@ -52,6 +52,8 @@ def normalise(inputs):
     result["seed"] = whole_number(inputs.get("seed"), "kvtrial_seed")
     result["pairs"] = whole_number(inputs.get("pairs"), "kvtrial_pairs")
     result["arms"] = names(inputs.get("arms"), "kvtrial_arms")
+    if inputs.get("own_hit_share") in (None, ""):
+        result["own_hit_share"] = None
     for name in ("new_campaign", "dry_run"):
         result[name] = truth(inputs.get(name, False), "kvtrial_" + name)
     result["hosts"] = {name: _host(host) for name, host in (inputs.get("hosts") or {}).items()}

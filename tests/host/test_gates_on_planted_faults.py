@@ -16,7 +16,6 @@ PLANTED = [
     ("extra_config", "offload", "launch_differs_as_declared", False),
     ("routable_bind", "", "loopback_only", False),
     ("host_register_failed", "offload", "hazards", False),
-    ("abort_requests:20", "offload", "requests_complete", False),
 ]
 
 

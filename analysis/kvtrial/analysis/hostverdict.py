@@ -86,7 +86,8 @@ def _host_word(
     undecided = [gate for gate in gates if not holds(gate) and gate.passed is None]
     if failed:
         more = f" (and {len(failed) - 1} more: {', '.join(gate.gate for gate in failed[1:])})" if failed[1:] else ""
-        return "INVALID", f"gate {failed[0].gate} failed: {failed[0].detail}{more}"
+        faults = f"; engine faults: {pairs.describe_faults()}" if pairs.engine_faults else ""
+        return "INVALID", f"gate {failed[0].gate} failed: {failed[0].detail}{more}{faults}"
     planned = len(pairs.valid) + len(pairs.dropped) + len(pairs.engine_faulted)
     numbers = (
         f"{len(pairs.valid)} of {planned} pairs are valid, at least {LEAST_PAIRS} are needed: with fewer the exact "
