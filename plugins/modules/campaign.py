@@ -169,7 +169,9 @@ def perform(campaign, parameters, check_mode):
         state = request.standing(parameters["state"]) if parameters["state"] is not None else None
         taken = campaign.collect(parameters["directory"], parameters["host"], parameters["archive"], state)
         return dict(taken, changed=bool(taken.get("added", True)))
-    return dict(campaign.conclude(parameters["directory"]), changed=True)
+    since = parameters["since_monotonic_seconds"]
+    passed = None if since is None else time.monotonic() - since
+    return dict(campaign.conclude(parameters["directory"], passed), changed=True)
 
 
 def main():

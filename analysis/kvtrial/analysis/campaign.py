@@ -29,7 +29,6 @@ from kvtrial.analysis.plan import findings, make_plan, requested_protocol
 from kvtrial.analysis.report import build_report
 from kvtrial.analysis.summary import to_frame
 from kvtrial.analysis.textfile import to_textfile
-from kvtrial.analysis.timebudget import time_budget
 from kvtrial.analysis.verdict import conclude as conclude_verdict
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import Plan, canonical_json, plan_sha256
@@ -314,11 +313,23 @@ def analyze(directory: Path) -> Verdict:
     """The verdict of a campaign from its records alone."""
     campaign = read_campaign(directory)
     records = read_records(directory)
-    verdict = conclude_verdict(
-        campaign.plan.protocol, records, campaign.campaign, campaign.plan, own_hit_share=campaign.own_hit_share
+    return conclude_verdict(
+        campaign.plan.protocol,
+        records,
+        campaign.campaign,
+        campaign.plan,
+        own_hit_share=campaign.own_hit_share,
+        install_seconds=campaign.provenance.get("install_seconds"),
+        campaign_seconds=_campaign_seconds(directory),
     )
-    budget = time_budget([r for runs in records.values() for r in runs], campaign.provenance.get("install_seconds"))
-    return msgspec.structs.replace(verdict, time_budget=budget)
+
+
+def _campaign_seconds(directory: Path) -> float | None:
+    """What the campaign took from plan to verdict, seconds; None where it was resumed or never concluded."""
+    try:
+        return float(msgspec.json.decode((directory / "duration.json").read_bytes())["campaign_seconds"])
+    except (OSError, msgspec.DecodeError, KeyError, TypeError):
+        return None
 
 
 def write_outputs(directory: Path, verdict: Verdict) -> None:
@@ -335,16 +346,20 @@ def write_outputs(directory: Path, verdict: Verdict) -> None:
     write_atomically(directory / "report.html", page.encode())
 
 
-def conclude(directory_name: str) -> dict[str, Any]:
+def conclude(directory_name: str, passed_seconds: float | None = None) -> dict[str, Any]:
     """Analyse, write every output, and say how the command should end.
 
+    `passed_seconds`: since the command that ran the whole campaign began, installs included; None for a resumed one.
     Returns exit_status (0 verdict, 2 not finished, 3 INCONCLUSIVE, 4 INVALID), verdict, answer [lines], cause, report.
     """
     directory = Path(directory_name)
     started = time.monotonic()
+    campaign = read_campaign(directory)
+    if passed_seconds is not None:
+        took = {"campaign_seconds": passed_seconds - (campaign.provenance.get("install_seconds") or 0.0)}
+        write_atomically(directory / "duration.json", msgspec.json.encode(took))
     verdict = analyze(directory)
     write_outputs(directory, verdict)
-    campaign = read_campaign(directory)
     status = EXIT_STATUS.get(verdict.verdict, 0)
     why = cause(verdict)
     if not is_complete(directory, campaign):

@@ -113,7 +113,8 @@ def completed_runs(records: Iterable[RunRecord], pairs: Pairs) -> list[RunRecord
 def _engine_fault(run: RunRecord) -> EngineFault:
     if run.fault is None:
         return EngineFault(run.arm, run.pair, None, "engine_fault", "the record names no cause")
-    return EngineFault(run.arm, run.pair, run.fault.phase, run.fault.fault, run.fault.detail)
+    known = f"; cause: {run.fault.cause}; do: {run.fault.fix}" if run.fault.cause else ""
+    return EngineFault(run.arm, run.pair, run.fault.phase, run.fault.fault, run.fault.detail + known)
 
 
 def _environment_problem(

@@ -21,6 +21,7 @@ class ModelInput(Struct, frozen=True, forbid_unknown_fields=True):
     weights: Literal["random", "trained"] = "trained"
     low_token_id: int = 100
     high_token_id: int = 10000
+    manifest: str = ""
 
 
 class HostInput(Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,4 +99,5 @@ def model_of(model: ModelInput) -> Model:
         revision=model.revision,
         weights=model.weights,
         kv_bytes_per_token=model.kv_bytes_per_token,
+        manifest=model.manifest,
     )

@@ -22,7 +22,7 @@ from kvtrial.host.processes import all_processes, is_alive, listening_sockets, m
 from kvtrial.record.enginelog import diagnose, engine_facts
 from kvtrial.record.exposition import parse_page, read_page
 from kvtrial.record.launchfacts import flatten
-from kvtrial.record.plan import HostPlan, Launch
+from kvtrial.record.plan import HostPlan, Launch, Model
 from kvtrial.record.record import Fault, Resolved
 
 BASE_ENVIRONMENT = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
@@ -123,7 +123,7 @@ class Engine:
             log_facts=self._log_facts(),
             listening=listening,
             packages_sha256=packages_sha256(Path(self.launch.argv[0]).parent.parent),
-            model_revision=model_revision(Path(self.plan.model.path)),
+            model_revision=model_revision(self.plan.model),
             api_process_started=page.values.get("process_start_time_seconds"),
         )
 
@@ -220,8 +220,9 @@ def packages_sha256(venv: Path) -> str:
     return digest.hexdigest()
 
 
-def model_revision(path: Path) -> str:
+def model_revision(model: Model) -> str:
     """The revision that the model's manifest states; empty where there is no manifest."""
+    path = Path(model.manifest) if model.manifest else Path(model.path) / "manifest.json"
     with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
-        return str(msgspec.json.decode((path / "manifest.json").read_bytes())["revision"])
+        return str(msgspec.json.decode(path.read_bytes())["revision"])
     return ""

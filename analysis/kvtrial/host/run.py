@@ -83,6 +83,7 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
     conditions = read_conditions()
     engine: Engine | None = None
     exit_facts: EngineExit | None = None
+    served_log = ""
     try:
         refuse_port(context.plan.launches[run.arm].port)
         engine = Engine(directory, context.plan.launches[run.arm], context.plan, context.deadline_seconds)
@@ -92,6 +93,8 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
         facts.fault = error.fault
     finally:
         if engine is not None:
+            # What an engine logs while it is being ended says nothing about the run.
+            served_log = engine.log_text()
             context.on_phase("stopping the engine")
             exit_facts = engine.stop()
             context.on_engine(None)
@@ -101,7 +104,6 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
         name, detail = STOPPING_REASONS[exit_facts.reason]
         facts.fault = Fault(origin="environment", fault=name, phase=_last_phase(facts), detail=detail)
     facts.fault = _with_exit(facts.fault, exit_facts)
-    log = engine.log_text() if engine else ""
     files = _write_files(directory, facts)
     ended = time.monotonic()
     record = RunRecord(
@@ -132,7 +134,7 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
         phases=facts.phases,
         watch_hits=[
             WatchHit(hazard=hit.hazard, evidence=hit.line)
-            for hit in watch_log(log.splitlines(), context.plan.vllm_version)
+            for hit in watch_log(served_log.splitlines(), context.plan.vllm_version)
         ],
         files=files,
     )

@@ -63,13 +63,14 @@ class RunPlan(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Model(Struct, frozen=True, forbid_unknown_fields=True):
-    """The model: served name, where it lies on the host, revision, and bytes of KV cache a token takes."""
+    """The model: served name, where it and its manifest lie on the host, revision, bytes of KV cache a token takes."""
 
     name: str
     path: str
     revision: str
     weights: Literal["random", "trained"]
     kv_bytes_per_token: int
+    manifest: str = ""
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):

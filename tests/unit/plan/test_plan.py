@@ -2,12 +2,12 @@
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from kvtrial.analysis.inputs import read_request
 from kvtrial.analysis.plan import make_plan, requested_protocol
 from kvtrial.analysis.workingset import request_blocks, tier_chunks
@@ -66,7 +66,7 @@ def test_arms_are_balanced_and_alternate_abba(seed, pairs):
     assert len(runs) == 2 * pairs
     assert order.count("control") == order.count("offload") == pairs
     firsts = order[::2]
-    assert all(a != b for a, b in zip(firsts, firsts[1:], strict=False))
+    assert all(a != b for a, b in pairwise(firsts))
     assert [run.pair for run in runs] == [1 + i // 2 for i in range(2 * pairs)]
 
 
@@ -117,7 +117,9 @@ def test_an_old_vllm_leaves_out_the_phases_it_cannot_do_and_sets_the_guards_in_a
 def test_prompts_are_repeatable_distinct_and_end_alike(count, tokens, suffix, seed):
     from kvtrial.record.plan import PromptPlan
 
-    made = PromptPlan(name="s", seed=seed, count=count, tokens=tokens + suffix, suffix_tokens=suffix, low_id=32, high_id=126)
+    made = PromptPlan(
+        name="s", seed=seed, count=count, tokens=tokens + suffix, suffix_tokens=suffix, low_id=32, high_id=126
+    )
     prompts = make_prompts(made)
     assert prompts == make_prompts(made)
     assert all(len(prompt) == tokens + suffix for prompt in prompts)
