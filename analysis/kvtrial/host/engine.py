@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from kvtrial.record.record import Fault, Resolved
 BASE_ENVIRONMENT = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
 LOG_TAIL_LINES = 15
 HEALTH_POLL_SECONDS = 0.25
+CONFIG_TIMEOUT_SECONDS = 60.0
 LOOPBACK_PREFIXES = ("127.", "::1")
 
 
@@ -49,6 +51,7 @@ class Engine:
         self.log = directory / "engine.log"
         self.base_url = f"http://127.0.0.1:{launch.port}"
         self.client = httpx.Client(base_url=self.base_url, timeout=10.0)
+        self.pool = ThreadPoolExecutor(max_workers=1)
         scratch = tempfile.mkdtemp(prefix="kvtrial-")
         spec = KeeperSpec(
             launch=launch,
@@ -104,13 +107,33 @@ class Engine:
             return self.client.get("/health", timeout=5.0).status_code
         return None
 
+    def ask_config(self) -> Future[dict[str, Any]]:
+        """The flattened resolved configuration, asked for in the background.
+
+        vLLM calls some twenty programs to answer, which takes over a second; warm-up goes on meanwhile. Empty where
+        the engine has no /server_info (development mode is off).
+        """
+
+        def ask() -> dict[str, Any]:
+            address = f"{self.base_url}/server_info"
+            answer = httpx.get(address, params={"config_format": "json"}, timeout=CONFIG_TIMEOUT_SECONDS)
+            config = flatten(answer.json()) if answer.status_code == 200 else {}
+            return {path: value for path, value in config.items() if not path.startswith("system_env.")}
+
+        return self.pool.submit(ask)
+
+    def config_of(self, asked: Future[dict[str, Any]]) -> dict[str, Any]:
+        """The answer to `ask_config`. Raises RunFault if the engine gave none."""
+        try:
+            return asked.result(CONFIG_TIMEOUT_SECONDS)
+        except (httpx.HTTPError, ValueError, TimeoutError) as error:
+            raise RunFault(self.fault("engine_not_answering", None, f"/server_info gave no answer: {error}")) from error
+
     def resolve(self) -> Resolved:
-        """Ask the engine what it is. Raises RunFault if it can't be asked, or listens beyond loopback."""
+        """Ask the engine what it is, but for its configuration. Raises RunFault if it can't be asked."""
         try:
             version = self.client.get("/version").json()["version"]
             models = [model["id"] for model in self.client.get("/v1/models").json()["data"]]
-            answer = self.client.get("/server_info", params={"config_format": "json"})
-            config = flatten(answer.json()) if answer.status_code == 200 else {}
             page = read_page(parse_page(self.client.get("/metrics").text), self.plan.vllm_version)
         except (httpx.HTTPError, KeyError, ValueError) as error:
             raise RunFault(self.fault("engine_not_answering", None, f"asking the engine failed: {error}")) from error
@@ -118,7 +141,7 @@ class Engine:
         return Resolved(
             vllm_version=version,
             served_models=models,
-            config={path: value for path, value in config.items() if not path.startswith("system_env.")},
+            config={},
             cache_config=page.info.get("cache_config", {}),
             log_facts=self._log_facts(),
             listening=listening,
@@ -172,6 +195,7 @@ class Engine:
     def stop(self) -> EngineExit:
         """End the engine, wait for the keeper's account; if the keeper itself was killed, end what it left."""
         self.client.close()
+        self.pool.shutdown(wait=False)
         self.request_stop()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.keeper.wait(self.plan.limits.stop_timeout_seconds + 30.0)

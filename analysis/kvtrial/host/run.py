@@ -152,14 +152,17 @@ def _measure(run: RunPlan, directory: Path, context: RunContext, engine: Engine,
 
     facts.start_seconds = engine.wait_healthy(waiting, context.is_stopping)
     facts.standin = engine.is_standin()
-    facts.resolved = engine.resolve()
+    asked = engine.ask_config()
+    resolved = facts.resolved = engine.resolve()
     if exposed := routable(facts.resolved):
         detail = f"the engine listens on {', '.join(exposed)}, not on loopback alone; it was stopped at once"
         raise RunFault(engine.fault("routable_bind", None, detail))
     boundary: Scrape | None = None
-    for phase in run.phases:
+    for number, phase in enumerate(run.phases):
         context.on_phase(phase.name)
         boundary = _one_phase(phase, directory, context, engine, facts, boundary)
+        if number == 0:
+            facts.resolved = msgspec.structs.replace(resolved, config=engine.config_of(asked))
 
 
 def _one_phase(
