@@ -37,7 +37,7 @@ ENGINE_RAM_BYTES = {"cpu": 5 * GIB // 2, "cuda": 8 * GIB}
 ASSUMED_LOG_RATIO_SD = {"cpu": 0.15, "cuda": 0.04}
 """Of a pair's log ratio, before any A/A run on the host: what was seen on two CPU cores and on one H200."""
 ASSUMED_START_SECONDS = {"cpu": 18.0, "cuda": 75.0}
-ASSUMED_TOKENS_PER_SECOND = {"cpu": 4500.0, "cuda": 30000.0}
+ASSUMED_TOKENS_PER_SECOND = {"cpu": 2000.0, "cuda": 30000.0}
 DEFAULT_LIMITS = {
     "start_timeout_seconds": 600.0,
     "stop_timeout_seconds": 60.0,

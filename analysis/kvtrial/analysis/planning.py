@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,11 @@ def announce(protocol: str, inventory: str | None, extra_vars: list[str]) -> lis
             cmdline=shlex.join(arguments),
             event_handler=keep,
             quiet=True,
-            envvars={"ANSIBLE_CONFIG": str(root / "ansible.cfg"), "PATH": os.environ["PATH"]},
+            envvars={
+                "ANSIBLE_CONFIG": str(root / "ansible.cfg"),
+                # kvtrial may be called by its path, without its environment being active.
+                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            },
         )
         said = "" if results else runner.stdout.read()
     for result in results:
