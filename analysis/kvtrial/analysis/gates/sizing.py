@@ -1,11 +1,10 @@
 """Gate on the working set: large enough to evict, small enough for the tier, asked for in an order that can hit."""
 
-from math import ceil
-
 from msgspec import Struct
 
 from kvtrial.analysis.gates.context import Decision, GateContext, gate, phase_of, some, where
 from kvtrial.analysis.metrics import delta
+from kvtrial.analysis.workingset import request_blocks, tier_chunks
 from kvtrial.record.launch import parse_vllm_args, tier_of
 from kvtrial.record.record import PhaseRecord, RequestFact, RunRecord
 
@@ -74,7 +73,7 @@ def _pressure(run: RunRecord, target: PhaseRecord, share_min: float) -> tuple[li
         )
     others = [p for p in earlier if p.started_monotonic_seconds > populate.started_monotonic_seconds]
     blocks = sum(
-        ceil((_prompt_tokens(p, request) + request.max_tokens - 1) / block_tokens)
+        request_blocks(_prompt_tokens(p, request), request.max_tokens, block_tokens)
         for p in others
         for request in p.requests
         if request.prompt_sha256 not in populated
@@ -100,7 +99,8 @@ def _tier(context: GateContext, run: RunRecord, share_max: float) -> tuple[list[
             tokens = _prompt_tokens(phase, request) + (0 if prompt_only else request.max_tokens - 1)
             key = salts.get(phase.name, phase.block), request.prompt_sha256
             stored[key] = max(stored.get(key, 0), tokens // chunk_tokens)
-    chunks, capacity = sum(stored.values()), tier_bytes // (chunk_tokens * run.capacity.kv_bytes_per_token)
+    chunks = sum(stored.values())
+    capacity = tier_chunks(tier_bytes, chunk_tokens, run.capacity.kv_bytes_per_token)
     detail = f"{chunks:,} chunks stored, {capacity:,} in the tier of {run.arm}"
     if chunks > share_max * capacity:
         return [f"{where(run)}: {detail}, more than {share_max:g} of it"], ""
