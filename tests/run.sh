@@ -19,8 +19,11 @@ stage() { # NAME COMMAND...
 }
 
 stage lint tests/lint.sh
-# Each folder by itself: a stage's failure must not hide the next one.
-for folder in unit ansible engine e2e fleet; do
+# Each folder by itself: a stage's failure must not hide the next one. e2e installs the engine that the stage engine uses.
+for folder in unit host ansible e2e engine; do
+    for venv in .kvtrial/venvs/vllm-*/; do
+        [ -x "${venv}bin/vllm" ] && export KVTRIAL_ENGINE_VENV=$PWD/${venv%/}
+    done
     if compgen -G "tests/$folder/**/test_*.py" >/dev/null || compgen -G "tests/$folder/test_*.py" >/dev/null; then
         stage "$folder" python -m pytest -q --durations=5 -m "$selection" "tests/$folder"
     fi

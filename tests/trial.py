@@ -58,13 +58,18 @@ def standin_model(folder: Path) -> Path:
     return folder
 
 
-def request_for(tmp_path: Path, faults: str = "", fault_arm: str = "", **changes: Any) -> dict[str, Any]:
-    """A request for one host with the stand-in; `changes` replace fields of the host."""
+def request_for(
+    tmp_path: Path, faults: str = "", fault_arm: str = "", slowdown: float = 0.3, **changes: Any
+) -> dict[str, Any]:
+    """A request for one host with the stand-in; `changes` replace fields of the host.
+
+    At a `slowdown` below 2 the stand-in answers faster than the client's own lag allows for.
+    """
     venv, model = tmp_path / "venv", tmp_path / "model"
     if not venv.exists():
         standin_venv(venv)
         standin_model(model)
-    env = {"VLLM_SERVER_DEV_MODE": "1", "STANDIN_SLOWDOWN": "2"}
+    env = {"VLLM_SERVER_DEV_MODE": "1", "STANDIN_SLOWDOWN": str(slowdown)}
     if faults:
         env["STANDIN_FAULT"] = faults
     if fault_arm:

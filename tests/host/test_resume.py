@@ -18,7 +18,7 @@ MOMENTS = [
 
 @pytest.mark.usefixtures("nothing_left")
 def test_killed_three_times_the_same_command_ends_with_the_same_kind_of_verdict(trial):
-    trial = trial(faults="slow_start:0.6")
+    trial = trial(faults="slow_start:0.6", slowdown=2)
     kept: dict[str, float] = {}
     for moment in MOMENTS:
         trial.command("start")

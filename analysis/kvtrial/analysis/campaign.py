@@ -219,7 +219,10 @@ def _difference(old: Plan, new: Plan) -> str:
             )
         return None if a == b else f"{path}: was {_short(a)}, now {_short(b)}"
 
-    return walk(msgspec.to_builtins(old), msgspec.to_builtins(new), "") or "in its order"
+    # What the user chose is named before what follows from it.
+    parts = [(old.seed, new.seed, "seed"), (old.protocol, new.protocol, "protocol"), (old, new, "")]
+    differences = (walk(msgspec.to_builtins(a), msgspec.to_builtins(b), path) for a, b, path in parts)
+    return next(filter(None, differences), "in its order")
 
 
 def _short(value: Any) -> str:

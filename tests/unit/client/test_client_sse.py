@@ -199,8 +199,6 @@ def test_a_million_random_bytes_raise_nothing() -> None:
     assert feed_random_bytes(1_000_000, seed=1)
 
 
-@pytest.mark.long_fuzz
-def test_ten_million_random_bytes_raise_nothing(request: pytest.FixtureRequest) -> None:
-    if "long_fuzz" not in (request.config.option.markexpr or ""):
-        pytest.skip("opt-in: -m long_fuzz")
+@pytest.mark.full
+def test_ten_million_random_bytes_raise_nothing() -> None:
     assert feed_random_bytes(10_000_000, seed=2)
