@@ -7,12 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from build import honest_records
-from test_plan import request
-
 from kvtrial.analysis import campaign
 from kvtrial.analysis.cli import main
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.store import write_atomically
+from test_plan import request
 
 
 def prepared(tmp_path, **changes):
