@@ -18,9 +18,18 @@ stage() { # NAME COMMAND...
     table+=("$(printf '%-10s %-7s %4d s' "$name" "$result" $((SECONDS - started)))")
 }
 
+# Installing the engine is minutes of download: it goes on beside the stages that don't need it.
+mkdir -p .kvtrial
+ansible-playbook experiment.yml --tags vllm_install,model_install,workload_install >.kvtrial/install.log 2>&1 &
+install=$!
+
 stage lint tests/lint.sh
 # Each folder by itself: a stage's failure must not hide the next one. e2e installs the engine that the stage engine uses.
 for folder in unit host ansible e2e engine; do
+    if [ "$folder" = e2e ]; then
+        stage install wait $install
+        [ "$failed" = 0 ] || tail -n 5 .kvtrial/install.log
+    fi
     for venv in .kvtrial/venvs/vllm-*/; do
         [ -x "${venv}bin/vllm" ] && export KVTRIAL_ENGINE_VENV=$PWD/${venv%/}
     done
