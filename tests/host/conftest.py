@@ -18,9 +18,11 @@ from trial import Trial, ours, request_for
 def _trial(tmp_path: Path) -> Iterator[Callable[..., Trial]]:
     """Makes a trial: trial(runs=2, faults="no_load", fault_arm="offload", **host changes). Leaves nothing behind."""
 
-    def make(runs: int | None = None, faults: str = "", fault_arm: str = "", **changes: Any) -> Trial:
+    def make(
+        runs: int | None = None, faults: str = "", fault_arm: str = "", folder: str = "host", **changes: Any
+    ) -> Trial:
         request = read_request(request_for(tmp_path, faults, fault_arm, **changes))
-        return Trial(tmp_path / "host", make_plan(request, requested_protocol(request)), runs)
+        return Trial(tmp_path / "campaigns" / folder, make_plan(request, requested_protocol(request)), runs)
 
     yield make
     for pid in ours():

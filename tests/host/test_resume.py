@@ -108,3 +108,19 @@ def test_a_truncated_record_is_not_taken_for_a_finished_run(trial):
     path = trial.folder.runs / trial.host_plan.runs[0].run / "record.json"
     path.write_bytes(path.read_bytes()[:-100])
     assert trial.folder.finished_runs() == {}
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_what_an_abandoned_campaign_left_is_ended_by_the_next_campaign_on_the_host(trial, tmp_path):
+    first = trial(runs=2)
+    first.command("start")
+    progress = first.wait(lambda p: p.phase == "populate")
+    keeper = ["pkill", "-9", "-f", f"kvtrial.host.keeper {first.folder.partial}"]
+    engine = json.loads((first.folder.partial / "engine.json").read_text())
+    os.kill(engine["pid"], signal.SIGSTOP)  # it can't follow its keeper into death by itself
+    os.kill(progress.pid, signal.SIGKILL)
+    subprocess.run(keeper, check=True)
+    second = trial(runs=1, folder="another")
+    second.run()
+    assert len(second.records()) == 1
+    assert not is_alive(engine["pid"], engine["start_ticks"])

@@ -10,6 +10,7 @@ the keeper ends is that process group and every descendant (as a subreaper it in
 Stop command: closing standard input.
 """
 
+import contextlib
 import ctypes
 import os
 import select
@@ -224,9 +225,8 @@ def keep(directory: Path) -> int:
         return 0
     root = read_process(popen.pid) or Process(popen.pid, engine.start_ticks, "Z", 0, popen.pid, 0, 0)
     sampler = Sampler(root, [*spec.own_pids, os.getpid()])
-    reason = _watch(spec, popen, sampler, started)
+    reason, engine = _watch(spec, popen, sampler, started, engine, directory)
     stopping = time.monotonic()
-    engine = msgspec.structs.replace(engine, shared_memory=sorted(sampler.shared_memory))
     samples = sampler.summary()
     if popen.poll() is None:
         popen.send_signal(signal.SIGTERM)
@@ -247,25 +247,43 @@ def _wait(popen: subprocess.Popen[bytes], seconds: float) -> None:
         time.sleep(0.01)
 
 
-def _watch(spec: KeeperSpec, popen: subprocess.Popen[bytes], sampler: Sampler, started: float) -> str:
-    """Sample until the engine has to end; return why."""
+def _watch(
+    spec: KeeperSpec,
+    popen: subprocess.Popen[bytes],
+    sampler: Sampler,
+    started: float,
+    engine: EngineProcess,
+    directory: Path,
+) -> tuple[str, EngineProcess]:
+    """Sample until the engine has to end; return why, and the engine with the shared memory it was seen to map.
+
+    The ownership record is kept up to date, so that a killed keeper leaves nothing unknown.
+    """
     while True:
         available = sampler.sample()
+        if sorted(sampler.shared_memory) != engine.shared_memory:
+            engine = msgspec.structs.replace(engine, shared_memory=sorted(sampler.shared_memory))
+            write_atomically(directory / "engine.json", msgspec.json.encode(engine))
         if popen.poll() is not None:
-            return "exited"
+            return "exited", engine
         if time.monotonic() - started > spec.deadline_seconds:
-            return "deadline"
+            return "deadline", engine
         if available < spec.ram_reserve_bytes:
-            return "ram_below_reserve"
+            return "ram_below_reserve", engine
         readable, _, _ = select.select([sys.stdin], [], [], SAMPLE_SECONDS)
         if readable and not os.read(sys.stdin.fileno(), 1):
-            return "asked"
+            return "asked", engine
 
 
 def reap_leftover(directory: Path) -> str | None:
-    """End what a killed keeper and host program left of the engine in DIRECTORY; return a sentence if there was any."""
+    """End what a killed keeper and host program left of the engine in DIRECTORY; return a sentence if one still ran."""
     path = directory / "engine.json"
-    if not path.exists() or (directory / "exit.json").exists():
+    if (directory / "exit.json").exists():
+        return None
+    if not path.exists():
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            spec = msgspec.json.decode((directory / "keeper.json").read_bytes(), type=KeeperSpec)
+            shutil.rmtree(spec.scratch, ignore_errors=True)
         return None
     engine = msgspec.json.decode(path.read_bytes(), type=EngineProcess)
     alive = is_alive(engine.pid, engine.start_ticks)

@@ -65,9 +65,10 @@ class Program:
     def work(self) -> None:
         """Do every run that is missing. Raises Stop when something forbids going on."""
         self.folder.runs.mkdir(exist_ok=True)
-        if (leftover := reap_leftover(self.folder.partial)) is not None:
-            print(leftover, flush=True)
-        self.folder.set_aside_partial()
+        for folder in [self.folder, *self.folder.abandoned()]:
+            if (leftover := reap_leftover(folder.partial)) is not None:
+                print(leftover, flush=True)
+            folder.set_aside_partial()
         self.tell(state="running", interruptions=self.folder.interruptions())
         while (run := next_run(self.plan, self.finished, self.boot)) is not None:
             self.ask_before(run)

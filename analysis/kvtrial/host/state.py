@@ -102,6 +102,11 @@ class Folder:
             count = len(list(self.interrupted.iterdir()))
             self.partial.rename(self.interrupted / f"{count + 1:03d}")
 
+    def abandoned(self) -> "list[Folder]":
+        """Other campaigns beside this one that were cut within a run and whose program no longer runs."""
+        others = (Folder(path.parent.parent) for path in self.directory.parent.glob("*/runs/.partial"))
+        return [other for other in others if other.directory != self.directory and other.program_alive() is None]
+
     def interruptions(self) -> int:
         """How many runs were interrupted so far."""
         return len(list(self.interrupted.iterdir())) if self.interrupted.exists() else 0
