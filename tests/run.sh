@@ -20,7 +20,7 @@ stage() { # NAME COMMAND...
 
 # Installing the engine is minutes of download: it goes on beside the stages that don't need it.
 mkdir -p .kvtrial
-ansible-playbook experiment.yml --tags vllm_install,model_install,workload_install >.kvtrial/install.log 2>&1 &
+ansible-playbook tests/install_engine.yml >.kvtrial/install.log 2>&1 &
 install=$!
 
 stage lint tests/lint.sh
