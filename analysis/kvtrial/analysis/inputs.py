@@ -68,6 +68,14 @@ def read_request(raw: dict[str, Any]) -> Request:
     request = msgspec.structs.replace(_converted({**raw, "hosts": {}}, Request, ""), hosts=hosts)
     if request.own_hit_share is not None and not 0 <= request.own_hit_share <= 1:
         raise UnusableInput(f"own_hit_share={request.own_hit_share} must be a share from 0 to 1, such as 0.3 for 30 %.")
+    for name, host in hosts.items():
+        if not 1 <= host.port <= 65535:
+            raise UnusableInput(f"host {name}: kvtrial_port={host.port} is no port; give one from 1 to 65535.")
+        if host.ram_reserve_bytes is not None and host.ram_reserve_bytes < 0:
+            raise UnusableInput(
+                f"host {name}: kvtrial_ram_reserve_bytes={host.ram_reserve_bytes} is negative; give the bytes of RAM "
+                f"that must stay free, or nothing for the larger of 8 GiB and a tenth."
+            )
     if not request.hosts:
         raise UnusableInput("no host is left to run on; name at least one in the inventory, or widen --limit.")
     return request

@@ -133,6 +133,11 @@ def _host_plan(name: str, request: Request, protocol: Protocol) -> HostPlan:
         raise UnusableInput(
             f"limit {sorted(unknown)[0]} is not known; kvtrial_limits takes {', '.join(Limits.__struct_fields__)}."
         )
+    for limit, value in limits.items():
+        if not float(value) > 0:
+            raise UnusableInput(
+                f"limit {limit}={value} of kvtrial_limits must be above 0; give seconds, bytes or a share."
+            )
     limits |= {"ram_reserve_bytes": _ram_reserve(host), "engine_ram_bytes": ENGINE_RAM_BYTES[host.backend]}
     limits["disk_reserve_bytes"] = int(limits["disk_reserve_bytes"])
     return HostPlan(

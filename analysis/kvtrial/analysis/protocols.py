@@ -16,6 +16,8 @@ from kvtrial.record.versions import within
 
 T = TypeVar("T")
 LOOPED_EXTENDS = 10
+MOST_PROMPTS = 100_000
+MOST_TOKENS = 10_000_000
 
 
 def one_of(value: str, allowed: list[str], what: str, do: str) -> UnusableInput:
@@ -145,7 +147,7 @@ def resolve(protocol: Protocol, vllm_version: str) -> Protocol:
     sizes = protocol.sizes
     phases = [_filled(phase, sizes) for phase in protocol.phases if within(vllm_version, phase.since_vllm, None)]
     kept = {phase.name for phase in phases} | {"run"}
-    return msgspec.structs.replace(
+    resolved = msgspec.structs.replace(
         protocol,
         arms={name: msgspec.structs.replace(arm, args=_fill(arm.args, sizes)) for name, arm in protocol.arms.items()},
         prompt_sets={name: _filled(prompts, sizes) for name, prompts in protocol.prompt_sets.items()},
@@ -154,6 +156,26 @@ def resolve(protocol: Protocol, vllm_version: str) -> Protocol:
             _filled(c, sizes) for c in protocol.comparisons if c.phase in kept and (c.against_phase or "run") in kept
         ],
     )
+    _refuse_impossible_sizes(resolved)
+    return resolved
+
+
+def _refuse_impossible_sizes(protocol: Protocol) -> None:
+    """Raise UnusableInput for counts and lengths that no run can have."""
+    for name, prompts in protocol.prompt_sets.items():
+        count, tokens, suffix = int(prompts.count), int(prompts.tokens), int(prompts.suffix_tokens)
+        if not 1 <= count <= MOST_PROMPTS:
+            raise UnusableInput(f"prompt set {name} has {count} prompts; give 1 to {MOST_PROMPTS} (kvtrial_sizes).")
+        if not 0 <= suffix < tokens <= MOST_TOKENS:
+            raise UnusableInput(
+                f"prompt set {name} has prompts of {tokens} tokens, of which {suffix} are their common end; give 1 to "
+                f"{MOST_TOKENS} tokens, and fewer of them in common (kvtrial_sizes)."
+            )
+    for phase in protocol.phases:
+        for field, least in (("max_tokens", 1), ("concurrency", 1), ("repeat", 1)):
+            value = int(getattr(phase, field))
+            if not least <= value <= MOST_TOKENS:
+                raise UnusableInput(f"phase {phase.name}: {field}={value} can't be run; give {least} to {MOST_TOKENS}.")
 
 
 def _filled(value: T, sizes: dict[str, int]) -> T:

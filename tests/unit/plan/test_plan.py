@@ -174,6 +174,17 @@ REFUSALS = [
     ({"facts": {"ram_available_bytes": 10**9}}, ["1000000000 bytes of RAM", "268435456"]),
     ({"protocol": "seed_example"}, ["holds 2047", "num-gpu-blocks-override to 114", "145 prompts"]),
     ({"hosts": {}}, ["no host"]),
+    ({"port": 0}, ["kvtrial_port=0", "65535"]),
+    ({"port": 70000}, ["70000"]),
+    ({"ram_reserve_bytes": -1}, ["kvtrial_ram_reserve_bytes=-1"]),
+    ({"sizes": {"targets": 0}}, ["target has 0 prompts"]),
+    ({"sizes": {"pressure": -3}}, ["-3 prompts"]),
+    ({"sizes": {"prompt_tokens": -1}}, ["-1 tokens"]),
+    ({"sizes": {"suffix_tokens": 600}}, ["600 are their common end"]),
+    ({"sizes": {"output_tokens": 0}}, ["max_tokens=0"]),
+    ({"sizes": {"concurrency": 0}}, ["concurrency=0"]),
+    ({"limits": {"deadline_seconds": -5}}, ["deadline_seconds=-5"]),
+    ({"limits": {"idle_timeout_seconds": float("nan")}}, ["above 0"]),
 ]
 
 
