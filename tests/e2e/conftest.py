@@ -123,6 +123,7 @@ def _standin_project(tmp_path: Path) -> Iterator[Callable[..., Project]]:
         return Project(
             tmp_path,
             {
+                "protocol": str(ROOT / "tests" / "e2e" / "standin_protocol.yml"),
                 "kvtrial_host_may_be_disturbed": True,
                 "kvtrial_backend": "cpu",
                 "kvtrial_state_dir": str(tmp_path / "state"),

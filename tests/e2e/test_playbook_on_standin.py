@@ -104,7 +104,7 @@ REFUSED = [
 def test_bad_input_is_refused_in_the_last_line_before_anything_starts(standin_project, extra, named):
     more = {}
     if extra == "protocol=seed_example":
-        more = {"kvtrial_engine_args": {"block-size": 32, "num-gpu-blocks-override": 33, "max-model-len": 512,
+        more = {"kvtrial_sizes": {}, "kvtrial_engine_args": {"block-size": 32, "num-gpu-blocks-override": 33, "max-model-len": 512,
                                         "kv-cache-memory-bytes": "256M"}}  # fmt: skip
     project = standin_project(**more)
     started = time.monotonic()
