@@ -104,8 +104,8 @@ REFUSED = [
 def test_bad_input_is_refused_in_the_last_line_before_anything_starts(standin_project, extra, named):
     more = {}
     if extra == "protocol=seed_example":
-        more = {"kvtrial_sizes": {}, "kvtrial_engine_args": {"block-size": 32, "num-gpu-blocks-override": 33, "max-model-len": 512,
-                                        "kv-cache-memory-bytes": "256M"}}  # fmt: skip
+        sizes_as_declared = {"block-size": 32, "max-model-len": 512, "kv-cache-memory-bytes": "256M"}
+        more = {"kvtrial_sizes": {}, "kvtrial_engine_args": {**sizes_as_declared, "num-gpu-blocks-override": 33}}
     project = standin_project(**more)
     started = time.monotonic()
     done = project.play("experiment.yml", "-e", extra)
