@@ -3,6 +3,7 @@
 By default on the stand-in engine, with small sizes.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -161,8 +162,14 @@ class Trial:
         return next(gate for gate in self.verdict().hosts[0].gates if gate.gate == name)
 
 
-def ours() -> list[int]:
-    """pids of host programs, keepers and stand-in engines that are alive."""
-    marks = (b"kvtrial.host", str(STANDIN).encode(), b"/venv/bin/vllm", b"VLLM::EngineCore")
-    lines = {p.pid: command_line(p.pid) for p in all_processes() if p.pid != os.getpid()}
-    return [pid for pid, line in lines.items() if any(mark in line for mark in marks)]
+def ours(folder: Path) -> list[int]:
+    """pids of host programs, keepers and engines that belong to a test's own folder, by command line or environment."""
+    found = []
+    for process in all_processes():
+        if process.pid == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            environment = (Path("/proc") / str(process.pid) / "environ").read_bytes()
+            if str(folder).encode() in command_line(process.pid) + environment:
+                found.append(process.pid)
+    return found

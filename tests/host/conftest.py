@@ -25,7 +25,7 @@ def _trial(tmp_path: Path) -> Iterator[Callable[..., Trial]]:
         return Trial(tmp_path / "campaigns" / folder, make_plan(request, requested_protocol(request)), runs)
 
     yield make
-    for pid in ours():
+    for pid in ours(tmp_path):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -37,7 +37,7 @@ def _nothing_left(tmp_path: Path) -> Iterator[None]:
     before = {*temporary.glob("kvtrial-*"), *Path("/dev/shm").glob("vllm*")}
     yield
     until = time.monotonic() + 5.0
-    while ours() and time.monotonic() < until:
+    while ours(tmp_path) and time.monotonic() < until:
         time.sleep(0.05)
-    assert not ours()
+    assert not ours(tmp_path)
     assert {*temporary.glob("kvtrial-*"), *Path("/dev/shm").glob("vllm*")} <= before

@@ -1,11 +1,16 @@
 """A user's host is not ours: each guard of the host program is seen firing, with its sentence."""
 
+import mmap
+import os
+import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
-from kvtrial.host.processes import redact
+from kvtrial.host.keeper import EngineProcess, Sampler, _sweep_files
+from kvtrial.host.processes import read_process, redact
 
 
 def reason(trial) -> str:
@@ -59,6 +64,21 @@ def test_a_foreign_engine_on_the_host_is_refused_and_left_alone(trial):
         foreign.wait()
 
 
+@pytest.mark.usefixtures("nothing_left")
+def test_a_foreign_engine_that_starts_within_a_run_spoils_the_pair(trial):
+    trial = trial(runs=2, faults="slow_start:15")
+    trial.command("start")
+    trial.wait(lambda p: (p.phase or "").startswith("engine starting"))
+    foreign = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "vllm", "serve", "someone's"])
+    try:
+        trial.wait(lambda p: p.state != "running", 30)
+        assert trial.records()[0].fault.fault == "foreign_engine"
+        assert foreign.poll() is None
+    finally:
+        foreign.kill()
+        foreign.wait()
+
+
 def test_too_little_ram_is_refused_with_the_numbers(trial):
     sentence = reason(trial(runs=1, ram_reserve_bytes=2**50))
     assert str(2**50) in sentence
@@ -70,14 +90,32 @@ def test_too_little_disk_is_refused_with_the_numbers(trial):
 
 
 def test_a_port_that_was_taken_meanwhile_is_a_fault_of_the_environment(trial):
-    import socket
-
     trial = trial(runs=1)
     with socket.create_server(("127.0.0.1", trial.host_plan.launches["control"].port)):
         trial.run(check=False)
     fault = trial.records()[0].fault
     assert fault.fault == "port_taken"
     assert "kvtrial_port" in fault.detail
+
+
+def test_a_file_that_lay_in_shared_memory_before_is_never_the_engines(tmp_path):
+    theirs, made = (Path("/dev/shm") / f"kvtrial-test-{os.getpid()}-{name}" for name in ("theirs", "made"))
+    theirs.write_bytes(b"x" * 4096)
+    sampler = Sampler(read_process(os.getpid()), [])
+    made.write_bytes(b"x" * 4096)
+    try:
+        with theirs.open("rb") as a, made.open("rb") as b:
+            maps = [mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) for file in (a, b)]
+            sampler.sample()
+            assert sampler.shared_memory == {str(made)}
+            for mapped in maps:
+                mapped.close()
+        _sweep_files(EngineProcess(1, 1, str(tmp_path / "scratch"), sorted(sampler.shared_memory)))
+        assert theirs.exists()
+        assert not made.exists()
+    finally:
+        theirs.unlink(missing_ok=True)
+        made.unlink(missing_ok=True)
 
 
 def test_keys_are_redacted_from_command_lines():

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -89,6 +90,16 @@ def test_stop_ends_the_engine_and_keeps_finished_runs(trial):
     assert len(trial.records()) == 1
 
 
+def test_two_terminals_that_start_at_once_share_one_program(trial):
+    trial = trial(runs=2)
+    arguments = [sys.executable, "-m", "kvtrial.host.program", "start", "--directory", str(trial.folder.directory)]
+    both = [subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = [process.communicate(timeout=60) for process in both]
+    assert [process.returncode for process in both] == [0, 0], answers
+    assert len({json.loads(out)["pid"] for out, _ in answers}) == 1
+    trial.command("stop")
+
+
 def test_start_twice_is_one_program(trial):
     trial = trial(runs=2)
     first = json.loads(trial.command("start").stdout)
@@ -102,12 +113,15 @@ def test_start_twice_is_one_program(trial):
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_truncated_record_is_not_taken_for_a_finished_run(trial):
+def test_a_truncated_record_is_not_taken_for_a_finished_run_and_the_run_is_done_again(trial):
     trial = trial(runs=1)
     trial.run()
     path = trial.folder.runs / trial.host_plan.runs[0].run / "record.json"
     path.write_bytes(path.read_bytes()[:-100])
     assert trial.folder.finished_runs() == {}
+    trial.run()
+    assert len(trial.folder.finished_runs()) == 1
+    assert len(list(trial.folder.interrupted.glob("*-damaged-*"))) == 1
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -4,16 +4,22 @@ results/CAMPAIGN/campaign.json          protocol, plan, seed, pins, provenance; 
 results/CAMPAIGN/plans/HOST.json        what is shipped to each host
 results/CAMPAIGN/runs/HOST/RUN/         records as the host wrote them
 results/CAMPAIGN/hosts/HOST.json        how the host program stood when it was last fetched
+results/CAMPAIGN/lost.json              hosts of the inventory that could not be planned
 results/CAMPAIGN/{verdict.json,…}       what they mean; written anew at each conclusion
 results/latest                          link to the newest
 """
 
+import hashlib
+import math
 import os
 import platform
 import re
 import shutil
+import statistics
 import tarfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,16 +35,20 @@ from kvtrial.analysis.plan import findings, make_plan, requested_protocol
 from kvtrial.analysis.report import build_report
 from kvtrial.analysis.summary import to_frame
 from kvtrial.analysis.textfile import to_textfile
+from kvtrial.analysis.verdict import LEAST_SHARE_OF_HOSTS
 from kvtrial.analysis.verdict import conclude as conclude_verdict
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import Plan, canonical_json, plan_sha256
-from kvtrial.record.record import RunRecord
+from kvtrial.record.protocol import Protocol
+from kvtrial.record.record import PhaseRecord, RunRecord
 from kvtrial.record.store import sha256_of_file, sync_directory, write_atomically
 from kvtrial.record.verdict import Verdict
 from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
 
 EXIT_STATUS = {"INVALID": 4, "INCONCLUSIVE": 3}
 UNUSABLE = 2
+SAME_NUMBER = 1e-9
+"""Relative difference up to which two forms of one number are the same."""
 RUN_NAME = re.compile(r"p\d{2,}-\d+-[A-Za-z0-9_]+")
 
 
@@ -62,6 +72,27 @@ class HostState(Struct, frozen=True):
     reason: str
 
 
+@contextmanager
+def disk_errors_said() -> Iterator[None]:
+    """Turn what the disk refuses (no permission, full, read-only, a folder for a file) into UnusableInput."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UnusableInput(disk_sentence(error)) from None
+
+
+def disk_sentence(error: OSError) -> str:
+    """What the disk refused and on which file, in one sentence."""
+    where = error.filename2 or error.filename
+    what = (error.strerror or str(error)).lower()
+    return (
+        f"{where or 'a file'} can't be read or written ({what}); look at its permissions and at the free space, then "
+        f"run the same command again."
+    )
+
+
 def validate(raw: dict[str, Any]) -> None:
     """Check a request before any host is touched. Raises UnusableInput with the sentence."""
     request = read_request(raw)
@@ -71,6 +102,7 @@ def validate(raw: dict[str, Any]) -> None:
         make_plan(msgspec.structs.replace(request, hosts={name: host}), protocol)
 
 
+@disk_errors_said()
 def prepare(raw: dict[str, Any]) -> dict[str, Any]:
     """Make a campaign, or resume the unfinished one of the same plan; see the module's text for the files.
 
@@ -132,7 +164,9 @@ def announcement(request: Request, plan: Plan, resumed: Path | None) -> list[str
         else:
             lines.append(
                 f"{host.host}: the least effect that {estimate.pairs} pairs will find is a factor of "
-                f"{estimate.mde_ratio:.2f} (80 % power, pair noise {estimate.log_ratio_sd_assumed:g} assumed)."
+                f"{estimate.mde_ratio:.2f} (80 % power, pair noise {estimate.log_ratio_sd_assumed:g} assumed); that is "
+                f"against no difference: BETTER also needs the whole interval beyond the margin{_margin(protocol)}, so "
+                f"a larger effect."
             )
         if not request.hosts[host.host].facts:
             lines.append(f"{host.host}: not looked at; free RAM, ports and versions are checked when it runs.")
@@ -140,6 +174,14 @@ def announcement(request: Request, plan: Plan, resumed: Path | None) -> list[str
             if finding.severity == "warn":
                 lines.append(f"{host.host}, arm {finding.arm}: warning: {finding.reason}")
     return lines
+
+
+def _margin(protocol: Protocol) -> str:
+    """The margin of the deciding comparison in words, with a space in front; empty where it is no plain number."""
+    primary = next((c for c in protocol.comparisons if c.role == "primary"), None)
+    if primary is None or isinstance(primary.margin, str):
+        return ""
+    return f" of {primary.margin * 100:g} %" if primary.effect_scale == "ratio" else f" of {primary.margin:g}"
 
 
 def _create(results: Path, request: Request, plan: Plan, digest: str) -> Campaign:
@@ -185,16 +227,23 @@ def read_campaign(directory: Path) -> Campaign:
 
 
 def _unfinished(results: Path, plan: Plan) -> Campaign | None:
-    """The newest campaign of this protocol over these hosts, if it is not complete."""
+    """The newest campaign of this protocol over these hosts, if it is not complete.
+
+    An old campaign.json that can't be read is passed over. Raises UnusableInput where it is the newest: that one may be
+    what should go on.
+    """
     hosts = [h.host for h in plan.hosts]
-    newest: Campaign | None = None
-    for path in sorted(results.glob(f"{plan.protocol.name}-*/campaign.json")):
-        campaign = read_campaign(path.parent)
+    paths = sorted(results.glob(f"{plan.protocol.name}-*/campaign.json"), reverse=True)
+    for path in paths:
+        try:
+            campaign = read_campaign(path.parent)
+        except UnusableInput as error:
+            if path == paths[0]:
+                raise UnusableInput(f"{error} To leave it aside: -e kvtrial_new_campaign=true.") from None
+            continue
         if campaign.plan.protocol.name == plan.protocol.name and [h.host for h in campaign.plan.hosts] == hosts:
-            newest = campaign
-    if newest is None or is_complete(results / newest.campaign, newest):
-        return None
-    return newest
+            return None if is_complete(path.parent, campaign) else campaign
+    return None
 
 
 def is_complete(directory: Path, campaign: Campaign) -> bool:
@@ -237,6 +286,7 @@ def _link_latest(results: Path, directory: Path) -> None:
     temporary.replace(results / "latest")
 
 
+@disk_errors_said()
 def collect(directory_name: str, host: str, archive: str | None, state: dict[str, Any] | None = None) -> dict[str, Any]:
     """Take in a host's archive: each run is unpacked, checked against its digest, and put in place whole.
 
@@ -272,6 +322,12 @@ def collect(directory_name: str, host: str, archive: str | None, state: dict[str
     return {"host": host, "added": added, "runs": sorted(_finished_runs(directory, host))}
 
 
+class _Files(Struct, frozen=True):
+    """Of a record only the files that it names."""
+
+    files: dict[str, str]
+
+
 def check_digests(run: Path) -> None:
     """Raise UnusableInput if a run's record or a file that it names was truncated or edited."""
     try:
@@ -280,11 +336,11 @@ def check_digests(run: Path) -> None:
             raise UnusableInput(
                 f"{run / 'record.json'} does not match its digest: it was truncated or edited; restore it."
             )
-        files = msgspec.json.decode((run / "record.json").read_bytes())["files"]
+        files = msgspec.json.decode((run / "record.json").read_bytes(), type=_Files).files
         for name, digest in files.items():
             if sha256_of_file(run / name) != digest:
                 raise UnusableInput(f"{run / name} does not match its digest: it was truncated or edited; restore it.")
-    except (OSError, IndexError, KeyError, msgspec.DecodeError) as error:
+    except (OSError, IndexError, UnicodeDecodeError, msgspec.DecodeError) as error:
         raise UnusableInput(f"run {run} is not whole ({error}); fetch it again.") from None
 
 
@@ -294,24 +350,119 @@ def _finished_runs(directory: Path | None, host: str) -> list[str]:
 
 
 def _host_states(directory: Path) -> list[HostState]:
-    return [msgspec.json.decode(path.read_bytes(), type=HostState) for path in sorted(directory.glob("hosts/*.json"))]
+    return [_host_state(path) for path in sorted(directory.glob("hosts/*.json"))]
+
+
+def _host_state(path: Path) -> HostState:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=HostState)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UnusableInput(
+            f"{path} can't be read ({error}); delete it and run the experiment's command again, which fetches it anew."
+        ) from None
+
+
+def lost_hosts_of(directory: Path) -> list[str]:
+    """Hosts of the inventory that could not be planned. Raises UnusableInput if the list of them is damaged."""
+    path = directory / "lost.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[str])
+    except FileNotFoundError:
+        return []
+    except (OSError, msgspec.DecodeError) as error:
+        raise UnusableInput(f"{path} can't be read ({error}); write the lost hosts' names into it, or [].") from None
 
 
 def read_records(directory: Path) -> dict[str, list[RunRecord]]:
-    """Every record of a campaign by host, digests checked. Raises UnusableInput naming the damaged one."""
+    """Every record of a campaign by host, digests checked.
+
+    Raises UnusableInput naming the one that is damaged, edited, or not of this campaign's plan.
+    """
     records: dict[str, list[RunRecord]] = {}
+    campaign = read_campaign(directory)
+    digests = _host_plan_digests(directory)
     for path in sorted(directory.glob("runs/*/p*/record.json")):
         check_digests(path.parent)
         raw = path.read_bytes()
         try:
             refuse_newer(str(msgspec.json.decode(raw)["schema_version"]), str(path))
             record = msgspec.json.decode(raw, type=RunRecord)
-        except (msgspec.DecodeError, KeyError) as error:
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
             raise UnusableInput(f"{path} is not a record of this kvtrial ({error}).") from None
+        _refuse_stranger(path, record, campaign, digests)
+        for phase in record.phases:
+            _refuse_edited(path, phase)
         records.setdefault(path.parent.parent.name, []).append(record)
     return records
 
 
+def _host_plan_digests(directory: Path) -> dict[str, str]:
+    """Host → sha256 of its part of the plan, as campaign.json holds it.
+
+    Taken from the text, not from the types: a later release may add fields with defaults, and old records must still
+    be of their plan.
+    """
+    raw = msgspec.json.decode((directory / "campaign.json").read_bytes())
+    return {
+        host["host"]: hashlib.sha256(msgspec.json.encode(host, order="sorted")).hexdigest()
+        for host in raw["plan"]["hosts"]
+    }
+
+
+def _refuse_stranger(path: Path, record: RunRecord, campaign: Campaign, digests: dict[str, str]) -> None:
+    """Raise UnusableInput for a record that is not of this campaign, host, run and plan."""
+    host, run = path.parent.parent.name, path.parent.name
+    plan = next((part for part in campaign.plan.hosts if part.host == host), None)
+    planned = next((entry for entry in plan.runs if entry.run == run), None) if plan else None
+    differences = [
+        (f"its host is {record.host}, the folder's {host}", record.host != host),
+        (f"host {host} is not in the plan", plan is None),
+        (f"its run is {record.run}, the folder's {run}", record.run != run),
+        (f"run {run} is not in the plan", plan is not None and planned is None),
+        (f"its campaign is {record.campaign}, this one is {campaign.campaign}", record.campaign != campaign.campaign),
+        (
+            f"its plan_sha256 is {record.plan_sha256[:12]}…, that of host {host} here is {digests.get(host, '')[:12]}…",
+            record.plan_sha256 != digests.get(host),
+        ),
+        (
+            f"its pair, arm and spare are {record.pair}, {record.arm} and {record.spare}, the plan has others",
+            planned is not None
+            and (planned.pair, planned.arm, planned.spare) != (record.pair, record.arm, record.spare),
+        ),
+    ]
+    found = [sentence for sentence, differs in differences if differs]
+    if found:
+        raise UnusableInput(
+            f"{path} is not a record of this campaign: {found[0]}; take its folder out, or restore the right one."
+        )
+
+
+def _refuse_edited(path: Path, phase: PhaseRecord) -> None:
+    """Raise UnusableInput where a phase's numbers are not those of its requests, as far as all are listed."""
+    if len(phase.requests) != phase.sent:
+        return
+    whole = [request for request in phase.requests if request.error_class is None]
+    times = [request.ttft_seconds for request in whole if request.ttft_seconds is not None]
+    median = statistics.median(times) if times else None
+    stated = phase.ttft_median_seconds
+    wrong = [
+        f"{name} is {says}, its {phase.sent} requests give {gives}"
+        for name, says, gives in (
+            ("finished", phase.finished, len(whole)),
+            ("failed", phase.failed, phase.sent - len(whole)),
+        )
+        if says != gives
+    ]
+    same = stated == median or (
+        stated is not None and median is not None and math.isclose(stated, median, rel_tol=SAME_NUMBER)
+    )
+    if not same:
+        wrong.append(f"ttft_median_seconds is {stated}, its {phase.sent} requests give {median}")
+    if wrong:
+        raise UnusableInput(f"{path} was edited: phase {phase.name}: {wrong[0]}; restore it or take its folder out.")
+
+
+@disk_errors_said()
 def analyze(directory: Path) -> Verdict:
     """The verdict of a campaign from its records alone."""
     campaign = read_campaign(directory)
@@ -324,6 +475,7 @@ def analyze(directory: Path) -> Verdict:
         own_hit_share=campaign.own_hit_share,
         install_seconds=campaign.provenance.get("install_seconds"),
         campaign_seconds=_campaign_seconds(directory),
+        lost_hosts=lost_hosts_of(directory),
     )
 
 
@@ -335,6 +487,7 @@ def _campaign_seconds(directory: Path) -> float | None:
         return None
 
 
+@disk_errors_said()
 def write_outputs(directory: Path, verdict: Verdict) -> None:
     """Write verdict.json, summary.csv/.parquet, metrics.prom and report.html."""
     campaign = read_campaign(directory)
@@ -349,11 +502,16 @@ def write_outputs(directory: Path, verdict: Verdict) -> None:
     write_atomically(directory / "report.html", page.encode())
 
 
-def conclude(directory_name: str, passed_seconds: float | None = None) -> dict[str, Any]:
+@disk_errors_said()
+def conclude(
+    directory_name: str, passed_seconds: float | None = None, lost_hosts: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Analyse, write every output, and say how the command should end.
 
     `passed_seconds`: since the command that ran the whole campaign began, installs included; None for a resumed one.
+    `lost_hosts`: hosts of the inventory that could not be planned; kept in lost.json, None: as kept there.
     Returns exit_status (0 verdict, 2 not finished, 3 INCONCLUSIVE, 4 INVALID), verdict, answer [lines], cause, report.
+    A fleet of which at least four fifths are finished ends as its verdict says; `cause` names the others.
     """
     directory = Path(directory_name)
     started = time.monotonic()
@@ -361,21 +519,34 @@ def conclude(directory_name: str, passed_seconds: float | None = None) -> dict[s
     if passed_seconds is not None:
         took = {"campaign_seconds": passed_seconds - (campaign.provenance.get("install_seconds") or 0.0)}
         write_atomically(directory / "duration.json", msgspec.json.encode(took))
+    if lost_hosts is not None:
+        planned = {host.host for host in campaign.plan.hosts}
+        write_atomically(directory / "lost.json", msgspec.json.encode(sorted(set(lost_hosts) - planned)))
     verdict = analyze(directory)
     write_outputs(directory, verdict)
     status = EXIT_STATUS.get(verdict.verdict, 0)
-    why = cause(verdict)
+    why, unfinished = cause(verdict), ""
     if not is_complete(directory, campaign):
-        status, why = UNUSABLE, unfinished_sentence(directory, campaign)
+        unfinished = unfinished_sentence(directory, campaign)
+        enough = _finished_share(directory, campaign) >= LEAST_SHARE_OF_HOSTS
+        status, why = (status, f"{why.rstrip('.')}; {unfinished}") if enough else (UNUSABLE, unfinished)
     return {
         "exit_status": status,
         "verdict": verdict.verdict,
         "answer": ten_lines(verdict, str(directory)),
         "cause": why,
+        "unfinished": unfinished,
         "report": str(directory / "report.html"),
         "directory": str(directory),
         "analysis_seconds": time.monotonic() - started,
     }
+
+
+def _finished_share(directory: Path, campaign: Campaign) -> float:
+    """Hosts that are finished, as a share of those planned and those that could not be planned."""
+    hosts = [host.host for host in campaign.plan.hosts]
+    states = {state.host: state.state for state in _host_states(directory)}
+    return sum(states.get(host) == "finished" for host in hosts) / len({*hosts, *lost_hosts_of(directory)})
 
 
 def unfinished_sentence(directory: Path, campaign: Campaign) -> str:

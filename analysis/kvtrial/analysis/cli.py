@@ -16,6 +16,7 @@ from kvtrial.analysis.reproduce import reproduce
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.hazards import hazards_of
 from kvtrial.record.schemas import SCHEMAS, json_schema
+from kvtrial.record.versions import outside_read_range
 
 REFUSED = 4
 
@@ -24,10 +25,9 @@ def analyze(options: argparse.Namespace) -> int:
     """Gates, effects and verdict of a campaign, from its records; writes every output anew."""
     done = campaigns.conclude(str(options.campaign))
     print((options.campaign / "verdict.json").read_text() if options.json else "\n".join(done["answer"]))
-    status = int(done["exit_status"])
-    if status == campaigns.UNUSABLE:
+    if done["unfinished"]:
         print(done["cause"], file=sys.stderr)
-    return status
+    return int(done["exit_status"])
 
 
 def report(options: argparse.Namespace) -> int:
@@ -76,6 +76,8 @@ def check(options: argparse.Namespace) -> int:
 def hazards(options: argparse.Namespace) -> int:
     """Known defects of a vLLM version."""
     known = hazards_of(options.vllm)
+    if note := outside_read_range(options.vllm):
+        print(note, file=sys.stderr if options.json else sys.stdout)
     if options.json:
         print(msgspec.json.format(msgspec.json.encode(known), indent=1).decode())
         return 0
@@ -92,9 +94,11 @@ def schema(options: argparse.Namespace) -> int:
 
 def _yaml(path: Path) -> dict[str, Any]:
     try:
-        raw = yaml.safe_load(path.read_text())
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UnusableInput(f"{path} can't be read ({error.strerror}); give an existing file.") from None
+    except UnicodeDecodeError as error:
+        raise UnusableInput(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8.") from None
     except yaml.YAMLError as error:
         raise UnusableInput(f"{path} is not YAML ({' '.join(str(error).split())}); mend it.") from None
     if not isinstance(raw, dict):
@@ -141,6 +145,9 @@ def main(arguments: list[str] | None = None) -> int:
         return campaigns.UNUSABLE
     except BrokenPipeError:
         return 0
+    except OSError as error:
+        print(campaigns.disk_sentence(error), file=sys.stderr)
+        return campaigns.UNUSABLE
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """What the inventory and the command line give: a request, and each host's settings and facts, checked on entry."""
 
+import re
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -69,6 +70,13 @@ def read_request(raw: dict[str, Any]) -> Request:
     if request.own_hit_share is not None and not 0 <= request.own_hit_share <= 1:
         raise UnusableInput(f"own_hit_share={request.own_hit_share} must be a share from 0 to 1, such as 0.3 for 30 %.")
     for name, host in hosts.items():
+        _refuse_host_name(name)
+        low, high = host.model.low_token_id, host.model.high_token_id
+        if not 0 <= low <= high:
+            raise UnusableInput(
+                f"host {name}: prompts can't be drawn from token ids {low} to {high} (low_token_id, high_token_id); "
+                f"give 0 or more, and the lower one first."
+            )
         if not 1 <= host.port <= 65535:
             raise UnusableInput(f"host {name}: kvtrial_port={host.port} is no port; give one from 1 to 65535.")
         if host.ram_reserve_bytes is not None and host.ram_reserve_bytes < 0:
@@ -81,22 +89,72 @@ def read_request(raw: dict[str, Any]) -> Request:
     return request
 
 
+def _refuse_host_name(name: str) -> None:
+    """Raise UnusableInput for a host name that can't be the name of a folder."""
+    if not name or name.startswith(".") or "/" in name or "\0" in name:
+        raise UnusableInput(
+            f"host name {name!r} can't be used: it becomes the name of a folder, so it must not be empty, start with "
+            f"a dot or hold a slash or NUL; rename it in the inventory and keep the address in ansible_host."
+        )
+
+
+_STEP = re.compile(r"\.(?P<field>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
+_VARIABLES = {"may_be_disturbed": "host_may_be_disturbed"}
+
+
 def _converted(raw: Any, shape: type[T], where: str) -> T:
     """`raw` as a struct, or UnusableInput that names the setting, its value and what it must be."""
     try:
         return msgspec.convert(raw, type=shape, strict=False)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$")
-        names = [name for name in path.rstrip("`").split(".") if name]
-        value = raw
-        for name in names:
-            value = value.get(name) if isinstance(value, dict) else None
-        setting = ".".join(names) or "the request"
-        shown = "" if isinstance(value, dict | list) or not names else f"={value!r}"
+        steps = [found["field"] or found["index"] for found in _STEP.finditer(path.rstrip("`"))]
+        keys, value = _offending(raw, steps, str(error), shape)
+        setting = ".".join(keys) or "the request"
+        shown = "" if isinstance(value, dict | list) or not keys else f"={value!r}"
+        # What stands in a mapping of the user's own keys is set by the mapping's variable.
+        named = steps[: steps.index("...")] if "..." in steps else keys
+        variable = "_".join(_VARIABLES.get(name, name) for name in named if not name.isdigit())
+        mend = f"the variable kvtrial_{variable}" if variable else "it"
         raise UnusableInput(
-            f"{where}{setting}{shown} can't be used: {problem}; mend the variable kvtrial_{setting.replace('.', '_')} "
-            f"in the inventory or on the command line."
+            f"{where}{setting}{shown} can't be used: {problem}; mend {mend} in the inventory or on the command line."
         ) from None
+
+
+def _offending(raw: Any, steps: list[str], message: str, shape: Any) -> tuple[list[str], Any]:
+    """The keys that lead to the value msgspec complains of, and the value.
+
+    msgspec writes `[...]` for any key of a mapping; the key is the one with which alone it complains the same.
+    """
+    if "..." not in steps:
+        return steps, _at(raw, steps)
+    at = steps.index("...")
+    mapping = _at(raw, steps[:at])
+    for key in mapping if isinstance(mapping, dict) else ():
+        alone = _with(raw, steps[:at], {key: mapping[key]})
+        try:
+            msgspec.convert(alone, type=shape, strict=False)
+        except msgspec.ValidationError as error:
+            if str(error) == message:
+                rest, value = steps[at + 1 :], mapping[key]
+                return [*steps[:at], str(key), *(step for step in rest if step != "...")], _at(value, rest)
+    return steps[:at], mapping
+
+
+def _at(raw: Any, steps: list[str]) -> Any:
+    for step in steps:
+        if isinstance(raw, list) and step.isdigit() and int(step) < len(raw):
+            raw = raw[int(step)]
+        else:
+            raw = raw.get(step) if isinstance(raw, dict) else None
+    return raw
+
+
+def _with(raw: Any, steps: list[str], value: Any) -> Any:
+    """A copy of `raw` with what stands at `steps` replaced."""
+    if not steps:
+        return value
+    return {**raw, steps[0]: _with(raw[steps[0]], steps[1:], value)}
 
 
 def model_of(model: ModelInput) -> Model:

@@ -4,12 +4,13 @@ import json
 from typing import Any
 
 from kvtrial.analysis.inputs import HostInput
+from kvtrial.analysis.secrets import refuse_secrets
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import Launch
 from kvtrial.record.protocol import Arm
 
 LOOPBACK = "127.0.0.1"
-OURS = {"host": LOOPBACK, "port": None, "served-model-name": None, "model": None}
+OURS = {"host": LOOPBACK, "port": None, "uds": None, "served-model-name": None, "model": None}
 TRANSFER = "kv-transfer-config"
 
 
@@ -32,6 +33,7 @@ def render(host: HostInput, name: str, arm: Arm) -> Launch:
                 f"arm {name}: option --{option}={args[option]!r} can't be used: it {allowed}; remove it "
                 f"(the port is kvtrial_port, the model vllm's and the model role's variables)."
             )
+    refuse_secrets(name, args, {**host.engine_env, **arm.env})
     args.pop("host", None)
     env = {**host.engine_env, **arm.env, "VLLM_HOST_IP": LOOPBACK}
     if host.state_dir:

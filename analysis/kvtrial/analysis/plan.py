@@ -29,6 +29,7 @@ from kvtrial.record.plan import (
 )
 from kvtrial.record.protocol import Phase, Protocol
 from kvtrial.record.version import SCHEMA_VERSION
+from kvtrial.record.versions import NEWEST_READ, OLDEST_READ, outside_read_range
 
 GIB = 2**30
 RESERVED_BLOCKS = 1
@@ -98,6 +99,11 @@ def refuse(host_name: str, host: HostInput, protocol: Protocol) -> None:
             f"host {host_name} has not agreed to be disturbed: experiments load and evict; set "
             f"kvtrial_host_may_be_disturbed: true in its inventory, only on a host that serves nobody."
         )
+    if note := outside_read_range(host.vllm_version):
+        raise UnusableInput(
+            f"host {host_name}: {note.rstrip('.')}, so its metrics and defects are not known here; pin a vLLM from "
+            f"{OLDEST_READ} to {NEWEST_READ}."
+        )
     refusals = [finding for finding in findings(host, protocol) if finding.severity == "refuse"]
     # Two interfaces at once make an arm look wrong in other ways too; the cause is named, not what follows from it.
     for finding in sorted(refusals, key=lambda finding: finding.class_ != "mixed_interfaces"):
@@ -127,6 +133,7 @@ def _host_plan(name: str, request: Request, protocol: Protocol) -> HostPlan:
     runs = _runs(name, request.seed, host, protocol)
     for run in runs[: len(protocol.arms)]:
         refuse_working_set(name, protocol, run, capacity)
+    _refuse_length(name, host, protocol, runs)
     seconds = _seconds(runs, host.backend)
     limits = {**DEFAULT_LIMITS, "deadline_seconds": max(1800.0, 3 * seconds), **host.limits}
     if unknown := set(limits) - set(Limits.__struct_fields__):
@@ -170,12 +177,17 @@ def _guarded(launches: dict[str, Launch], host: HostInput) -> dict[str, Launch]:
             launches = {
                 name: msgspec.structs.replace(
                     launch,
-                    argv=launch.argv + [word for word in guard.args if word not in launch.argv],
+                    argv=launch.argv if _holds(launch.argv, guard.args) else launch.argv + guard.args,
                     env={**launch.env, **guard.env},
                 )
                 for name, launch in launches.items()
             }
     return launches
+
+
+def _holds(argv: list[str], words: list[str]) -> bool:
+    """Whether `words` stand in `argv` side by side, in their order: an option is nothing without its own value."""
+    return any(argv[at : at + len(words)] == words for at in range(len(argv) - len(words) + 1))
 
 
 def _ram_reserve(host: HostInput) -> int:
@@ -241,7 +253,29 @@ def refuse_working_set(host: str, protocol: Protocol, run: RunPlan, capacity: Ca
         if tokens % capacity.block_tokens == 0:
             raise UnusableInput(
                 f"host {host}: prompts of {tokens} tokens end at the edge of a block of {capacity.block_tokens}; the "
-                f"GPU cache then recomputes one block and the tier does not. Set prompt_tokens to {tokens + 16}."
+                f"GPU cache then recomputes one block and the tier does not. Set prompt_tokens to "
+                f"{tokens + capacity.block_tokens // 2}."
+            )
+
+
+def _refuse_length(name: str, host: HostInput, protocol: Protocol, runs: list[RunPlan]) -> None:
+    """Raise UnusableInput where a prompt and its answer are longer than the engine was told to serve."""
+    needs = {
+        phase.name: phase.prompts.tokens + phase.max_tokens
+        for run in runs[: len(protocol.arms)]
+        for phase in run.phases
+    }
+    phase, need = max(needs.items(), key=lambda item: item[1])
+    for arm, spec in protocol.arms.items():
+        given = str(merged_args(host, spec).get("max-model-len", "auto"))
+        # The engine takes its own from the model then, which isn't known here.
+        if given in ("auto", "-1"):
+            continue
+        length = human_int(given, "max-model-len")
+        if need > length:
+            raise UnusableInput(
+                f"host {name}, arm {arm}: a request of {phase} has {need} tokens with its answer, --max-model-len is "
+                f"{length}; set max-model-len to {need} or more in kvtrial_engine_args, or use shorter prompts."
             )
 
 

@@ -1,6 +1,7 @@
 """Find, read and resolve protocols. A protocol may extend another: mappings are merged, null removes an entry."""
 
 import difflib
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +17,8 @@ from kvtrial.record.versions import within
 
 T = TypeVar("T")
 LOOPED_EXTENDS = 10
+NAME = re.compile(r"[A-Za-z0-9_]+")
+"""Names that become names of files and folders."""
 MOST_PROMPTS = 100_000
 MOST_TOKENS = 10_000_000
 
@@ -46,12 +49,21 @@ def load_protocol(name: str, folder: Path) -> Protocol:
 def _read_resolved(name: str, folder: Path, depth: int = 0) -> dict[str, Any]:
     if depth > LOOPED_EXTENDS:
         raise UnusableInput(f"protocol {name} extends itself, directly or through others; break the loop.")
-    path = Path(name) if name.endswith((".yml", ".yaml")) else folder / f"{name}.yml"
+    is_path = name.endswith((".yml", ".yaml")) or "/" in name
+    path = Path(name) if is_path else folder / f"{name}.yml"
+    if "\0" in name or (is_path and not path.is_file()):
+        raise UnusableInput(f"protocol {name!r}: no such file; give the path of a protocol file, or a protocol's name.")
     if not path.is_file():
         known = sorted(p.stem for p in folder.glob("*.yml"))
         raise one_of(name, known, "protocol", "Give one of these, or the path of a protocol file.")
     try:
-        raw = yaml.safe_load(path.read_text())
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UnusableInput(f"protocol file {path} can't be read ({error.strerror}); give a readable file.") from None
+    except UnicodeDecodeError as error:
+        raise UnusableInput(
+            f"protocol file {path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8."
+        ) from None
     except yaml.YAMLError as error:
         raise UnusableInput(f"protocol file {path} is not YAML ({' '.join(str(error).split())}); mend it.") from None
     if not isinstance(raw, dict):
@@ -77,11 +89,18 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def check_protocol(protocol: Protocol) -> None:
     """Raise UnusableInput where a protocol contradicts itself."""
+    names = [("protocol", protocol.name), *(("arm", arm) for arm in protocol.arms)]
+    for what, name in [*names, *(("phase", phase.name) for phase in protocol.phases)]:
+        if not NAME.fullmatch(name):
+            raise UnusableInput(
+                f"{what} name {name!r} can't be used: names of protocols, arms and phases become names of files, so "
+                f"use letters A to Z, digits and _ alone."
+            )
     where = f"protocol {protocol.name}"
     if protocol.control not in protocol.arms:
         raise one_of(protocol.control, list(protocol.arms), f"{where}: control arm", "Name an arm of the protocol.")
-    names = [phase.name for phase in protocol.phases]
-    if duplicate := {name for name in names if names.count(name) > 1}:
+    phases = [phase.name for phase in protocol.phases]
+    if duplicate := {name for name in phases if phases.count(name) > 1}:
         raise UnusableInput(f"{where}: phase name {sorted(duplicate)[0]} stands twice; phase names must differ.")
     for phase in protocol.phases:
         if phase.prompts not in protocol.prompt_sets:
@@ -91,8 +110,8 @@ def check_protocol(protocol: Protocol) -> None:
             if arm not in protocol.arms:
                 raise one_of(arm, list(protocol.arms), f"{where}: arm", "Compare arms of the protocol.")
         for phase_name in (comparison.phase, comparison.against_phase):
-            if phase_name is not None and phase_name not in [*names, "run"]:
-                raise one_of(phase_name, [*names, "run"], f"{where}: phase", "Compare phases of the protocol.")
+            if phase_name is not None and phase_name not in [*phases, "run"]:
+                raise one_of(phase_name, [*phases, "run"], f"{where}: phase", "Compare phases of the protocol.")
         find_metric(comparison.metric)
     primaries = sum(comparison.role == "primary" for comparison in protocol.comparisons)
     if primaries != 1:

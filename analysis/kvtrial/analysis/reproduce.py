@@ -1,5 +1,6 @@
 """How to repeat the run of a record: the pins, the launch, the prompts, and the command. Pure but for reading it."""
 
+import json
 import shlex
 from pathlib import Path
 
@@ -14,14 +15,14 @@ from kvtrial.record.version import refuse_newer
 def read_record(path: Path) -> RunRecord:
     """A record, its digest checked. Raises UnusableInput if it is missing, damaged or newer."""
     path = path / "record.json" if path.is_dir() else path
-    if not path.is_file():
+    if path.name != "record.json" or not path.is_file():
         raise UnusableInput(f"{path} is no record; give results/CAMPAIGN/runs/HOST/RUN/record.json.")
     check_digests(path.parent)
     try:
         raw = path.read_bytes()
         refuse_newer(str(msgspec.json.decode(raw)["schema_version"]), str(path))
         return msgspec.json.decode(raw, type=RunRecord)
-    except (msgspec.DecodeError, KeyError) as error:
+    except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise UnusableInput(f"{path} is not a record of this kvtrial ({error}).") from None
 
 
@@ -38,7 +39,7 @@ def reproduce(path: Path) -> list[str]:
         f"# {record.conditions.cpu_model}, {record.conditions.cpus} CPUs, kernel {record.conditions.kernel}, driver "
         f"{record.conditions.driver_version or 'none'}",
         "",
-        "# the whole campaign, same seed and prompts:",
+        "# the whole campaign, same seed and prompts, with the inventory of that campaign; add its -i:",
         _campaign_command(path, record),
         "",
         "# this arm's engine alone:",
@@ -55,12 +56,17 @@ def reproduce(path: Path) -> list[str]:
 
 
 def _campaign_command(path: Path, record: RunRecord) -> str:
-    """The playbook command with the campaign's seed and pairs, as far as campaign.json is still beside the record."""
-    words = ["ansible-playbook", "experiment.yml", "-e", f"protocol={record.protocol}"]
+    """The playbook command with what was set, as far as campaign.json is still beside the record."""
+    words = [".venv/bin/ansible-playbook", "experiment.yml", "-e", f"protocol={record.protocol}"]
     for parent in path.resolve().parents:
         if (parent / "campaign.json").is_file():
             plan = read_campaign(parent).plan
-            pairs = len({run.pair for run in plan.hosts[0].runs if not run.spare})
+            host = next((host for host in plan.hosts if host.host == record.host), plan.hosts[0])
+            pairs = len({run.pair for run in host.runs if not run.spare})
             words += ["-e", f"kvtrial_seed={plan.seed}", "-e", f"kvtrial_pairs={pairs}"]
+            arms = [arm for arm in plan.protocol.arms if arm != plan.protocol.control]
+            # JSON, because key=value would make every size a string.
+            chosen = {"kvtrial_arms": arms, "kvtrial_sizes": plan.protocol.sizes}
+            words += ["-e", json.dumps(chosen, sort_keys=True)]
             break
     return shlex.join([*words, "-e", "kvtrial_new_campaign=true"])

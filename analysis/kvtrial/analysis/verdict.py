@@ -28,6 +28,7 @@ from kvtrial.record.verdict import BreakEven, ComparisonResult, GateResult, Qual
 from kvtrial.record.version import SCHEMA_VERSION
 
 LEAST_SHARE_OF_HOSTS = 0.8
+LOST = "unreachable, not planned"
 _EVIDENCE_ORDER: tuple[Evidence, ...] = ("standin", "cpu", "gpu")
 
 
@@ -41,12 +42,14 @@ def conclude(
     max_pair_gap_seconds: float | None = None,
     install_seconds: float | None = None,
     campaign_seconds: float | None = None,
+    lost_hosts: Sequence[str] = (),
 ) -> Verdict:
     """The verdict of a campaign.
 
     `protocol` as resolved for the campaign; `planned` gives the hosts and runs that should be there (else those that
     are there count) and the longest gap inside a pair. `margins`: metric name → margin, in place of the protocol's.
-    `own_hit_share`: the user's share of requests that return, 0..1. Raises UnusableInput for a protocol that can't be
+    `own_hit_share`: the user's share of requests that return, 0..1. `lost_hosts`: hosts that should have been planned
+    and could not be; they count as planned hosts without records. Raises UnusableInput for a protocol that can't be
     judged (an unknown gate or metric), never for records.
     """
     protocol = _with_margins(protocol, margins or {})
@@ -61,6 +64,8 @@ def conclude(
         )
         for host in hosts
     }
+    lost = [host for host in lost_hosts if host not in outcomes]
+    outcomes |= {host: _lost(protocol, host) for host in lost}
     records = [record for host in hosts for record in records_by_host.get(host, ())]
     evidence = least_evidence(records)
     counted = {host: outcome for host, outcome in outcomes.items() if outcome.counts}
@@ -88,10 +93,17 @@ def conclude(
         time_budget=time_budget(records, install_seconds, campaign_seconds) if records else None,
         caveats=[
             *caveats_of(protocol, evidence, comparisons),
+            *(f"{host}: {LOST}; it counts as a planned host without records" for host in lost),
             *_pair_caveats(outcomes),
             *_odd_host_caveats(protocol, counted, records_by_host),
         ],
     )
+
+
+def _lost(protocol: Protocol, host: str) -> HostOutcome:
+    """The outcome of a host that could not be planned: there is nothing to judge."""
+    empty = judge_host(protocol, host, (), {})
+    return replace(empty, verdict=replace(empty.verdict, reason=LOST, gates=[]))
 
 
 def least_evidence(records: Sequence[RunRecord]) -> Evidence | None:

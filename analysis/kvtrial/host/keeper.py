@@ -30,6 +30,7 @@ from kvtrial.host.processes import (
     Process,
     all_processes,
     end_processes,
+    foreign_engines,
     is_alive,
     mapped_shared_memory,
     members,
@@ -42,6 +43,8 @@ from kvtrial.record.store import write_atomically
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SAMPLE_SECONDS = 1.0
+FOREIGN_EVERY = 5
+SHARED_MEMORY = Path("/dev/shm")
 
 
 class KeeperSpec(Struct, frozen=True):
@@ -67,7 +70,10 @@ class EngineProcess(Struct, frozen=True):
 
 
 class EngineExit(Struct, frozen=True):
-    """How the engine ended. `reason`: asked, exited (by itself), deadline, ram_below_reserve, not_started."""
+    """How the engine ended.
+
+    `reason`: asked, exited (by itself), deadline, ram_below_reserve, foreign_engine, keeper_killed, not_started.
+    """
 
     reason: str
     returncode: int | None
@@ -92,6 +98,8 @@ class Sampler:
         self.count = 0
         self.cpu_start = _cpu_times()
         self.ticks: dict[tuple[int, int], tuple[int, int]] = {}
+        # What lay in /dev/shm before is somebody's, be it mapped by the engine (a model kept there, say).
+        self.not_ours = {str(path) for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
         self.shared_memory: set[str] = set()
         self.pids: set[int] = set()
 
@@ -107,7 +115,7 @@ class Sampler:
         pids = {p.pid for p in tree}
         if pids != self.pids or self.count % 20 == 0:
             self.pids = pids
-            self.shared_memory |= mapped_shared_memory(pids)
+            self.shared_memory |= mapped_shared_memory(pids) - self.not_ours
         memory = meminfo()
         self.available_min = min(self.available_min, memory["MemAvailable"])
         self.rss_peak = max(self.rss_peak, sum(p.rss_bytes for p in tree))
@@ -174,7 +182,7 @@ def end_engine(engine: EngineProcess, grace_seconds: float, heir: int | None = N
 
 
 def _sweep_files(engine: EngineProcess) -> None:
-    """Remove the engine's scratch folder, and its files in /dev/shm that no process maps any more."""
+    """Remove the engine's scratch folder, and the files it made in /dev/shm that no process maps any more."""
     shutil.rmtree(engine.scratch, ignore_errors=True)
     left = [name for name in engine.shared_memory if Path(name).exists()]
     if left:
@@ -270,6 +278,8 @@ def _watch(
             return "deadline", engine
         if available < spec.ram_reserve_bytes:
             return "ram_below_reserve", engine
+        if sampler.count % FOREIGN_EVERY == 0 and foreign_engines({*sampler.pids, *spec.own_pids, os.getpid()}):
+            return "foreign_engine", engine
         readable, _, _ = select.select([sys.stdin], [], [], SAMPLE_SECONDS)
         if readable and not os.read(sys.stdin.fileno(), 1):
             return "asked", engine

@@ -38,6 +38,8 @@ from kvtrial.record.plan import RunPlan
 
 START_WAIT_SECONDS = 20.0
 DEFAULT_RUN_SECONDS = 40.0
+LOCK_HELD = 2
+"""Exit status of `run` for unusable input, such as a folder in which another program works."""
 
 
 class Stop(Exception):
@@ -75,7 +77,7 @@ class Program:
             self.do(run)
 
     def do(self, run: RunPlan) -> None:
-        """One run; a disk that fills up makes it a fault of the environment, if that much can still be written."""
+        """One run; where it can't be written (disk full) the program stops, and the same command goes on later."""
         self.tell(run=run.run, pair=run.pair, arm=run.arm, phase="starting the engine")
         context = RunContext(
             campaign=self.campaign,
@@ -89,6 +91,7 @@ class Program:
         )
         try:
             record = execute(run, self.folder.partial, context)
+            self.folder.set_aside_damaged(run.run)
             publish(self.folder.partial, self.folder.runs / run.run)
         except Interrupted:
             self.folder.set_aside_partial()
@@ -187,8 +190,9 @@ def run_program(folder: Folder) -> int:
         try:
             program.work()
         except Stop as stop:
-            program.tell(state=stop.state, reason=str(stop))
             print(str(stop), flush=True)
+            with contextlib.suppress(OSError):  # a full disk can't take the progress file either
+                program.tell(state=stop.state, reason=str(stop))
             return 1
         except BaseException as error:
             # The controller must learn of a defect here too; the traceback goes to program.log.
@@ -215,7 +219,7 @@ def _locked(folder: Folder) -> Iterator[None]:
 
 def start(folder: Folder) -> Progress:
     """Start the program detached, unless it runs already with the same plan; return its progress."""
-    plan, digest = folder.read_plan()
+    _, digest = folder.read_plan()
     running = folder.program_alive()
     if running is not None:
         if running.plan_sha256 != digest:
@@ -224,7 +228,6 @@ def start(folder: Folder) -> Progress:
                 f"{digest[:12]}); stop it first, or use a new campaign."
             )
         return running
-    del plan
     before = folder.read_progress()
     with (folder.directory / "program.log").open("ab") as log:
         process = subprocess.Popen(
@@ -244,7 +247,11 @@ def start(folder: Folder) -> Progress:
             progress = folder.read_progress()
             if progress is not None and progress.pid == process.pid:
                 return progress
-            break
+            # Somebody else's start was quicker and holds the lock: theirs is the program then.
+            if (other := folder.program_alive()) is not None and other.plan_sha256 == digest:
+                return other
+            if process.returncode != LOCK_HELD:
+                break
         time.sleep(0.05)
     raise UnusableInput(f"the host program did not start; see the end of {folder.directory}/program.log.")
 

@@ -36,6 +36,10 @@ KEEPER_FILES = ("keeper.json", "keeper.log", "engine.json", "exit.json", "engine
 OUTCOMES: dict[FaultOrigin, Outcome] = {"engine": "engine_fault", "environment": "environment_fault"}
 STOPPING_REASONS = {
     "ram_below_reserve": ("ram_below_reserve", "available RAM fell below the reserve; the engine was ended"),
+    "foreign_engine": (
+        "foreign_engine",
+        "another engine was started on this host within the run; the run is worth nothing",
+    ),
     "keeper_killed": ("keeper_killed", "the engine's keeper was killed from outside; its engine was ended"),
 }
 
@@ -75,8 +79,7 @@ class _Facts:
 def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
     """Do one run in `directory` (made new) and write its record there. Raises Interrupted on a stop request.
 
-    Whatever the engine does becomes part of the record; OSError (disk full) is left to the caller, who records it as
-    a fault of the environment.
+    Whatever the engine does becomes part of the record; OSError (disk full) is left to the caller, who stops.
     """
     directory.mkdir(parents=True)
     facts = _Facts()
@@ -95,9 +98,11 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
         if engine is not None:
             # What an engine logs while it is being ended says nothing about the run.
             served_log = engine.log_text()
-            context.on_phase("stopping the engine")
-            exit_facts = engine.stop()
-            context.on_engine(None)
+            try:
+                context.on_phase("stopping the engine")
+            finally:  # whatever can't be written: the engine is ended
+                exit_facts = engine.stop()
+                context.on_engine(None)
     if context.is_stopping() or (exit_facts is not None and exit_facts.reason == "deadline"):
         raise Interrupted
     if exit_facts is not None and exit_facts.reason in STOPPING_REASONS:

@@ -102,6 +102,12 @@ class Folder:
             count = len(list(self.interrupted.iterdir()))
             self.partial.rename(self.interrupted / f"{count + 1:03d}")
 
+    def set_aside_damaged(self, run: str) -> None:
+        """Move a run's folder that is there but not whole out of the way of the run that replaces it."""
+        if (self.runs / run).exists():
+            self.interrupted.mkdir(exist_ok=True)
+            (self.runs / run).rename(self.interrupted / f"{run}-damaged-{len(list(self.interrupted.iterdir())) + 1}")
+
     def abandoned(self) -> "list[Folder]":
         """Other campaigns beside this one that were cut within a run and whose program no longer runs."""
         others = (Folder(path.parent.parent) for path in self.directory.parent.glob("*/runs/.partial"))

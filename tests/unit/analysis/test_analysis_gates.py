@@ -687,3 +687,68 @@ def test_the_shipped_protocol_is_valid_and_a_size_may_stand_in_a_parameter():
 def test_details_survive_json():
     encoded = json.loads(msgspec.json.encode(list(judge(honest_records()).values())))
     assert all(set(entry) == {"gate", "passed", "detail"} for entry in encoded)
+
+
+@pytest.mark.parametrize(("phase", "kept"), [("return", "gpu_hit"), ("gpu_hit", "return")])
+def test_a_missing_answer_is_neither_equal_nor_wrong(phase, kept):
+    one = judge(offload(honest_records(), requests(phase, answer_sha256=None)))["answers_equal"]
+    assert one.passed is None
+    assert "24 of 24 answers of return can't be compared" in one.detail
+    both = offload(honest_records(), requests(phase, answer_sha256=None))
+    result = judge(offload(both, requests(kept, answer_sha256=None)))["answers_equal"]
+    assert result.passed is None
+    assert "missing" in result.detail
+    assert conclude(protocol(), {"h1": both}, "c1").verdict == "INVALID"
+
+
+def test_a_model_that_answers_some_prompts_alike_is_not_discriminating():
+    def two_alike(run: RunRecord) -> RunRecord:
+        for name in ("gpu_hit", "return"):
+            phase = next(p for p in run.phases if p.name == name)
+            alike = {q.prompt_sha256 for q in next(p for p in run.phases if p.name == "return").requests[-2:]}
+            changed = [replace(q, answer_sha256="same") if q.prompt_sha256 in alike else q for q in phase.requests]
+            run = with_phase(run, name, requests=changed)
+        return run
+
+    result = judge(change(honest_records(), two_alike))["answers_equal"]
+    assert result.passed is None
+    assert "not discriminating: 8 different prompts got only 7 different answers" in result.detail
+    assert "at least 90% are needed" in result.detail
+
+
+def test_what_was_not_measured_is_said_to_be_unknown():
+    nothing = change(honest_records(), samples(throttle_events=None, cpu_mhz_median=None))
+    detail = judge(nothing)["conditions_equal"].detail
+    assert "throttle events unknown" in detail
+    assert "CPU clock unknown" in detail
+    assert "driver unknown" in detail
+    part = control(change(nothing, samples(throttle_events=0, cpu_mhz_median=2700.0)), samples(throttle_events=None), 2)
+    detail = judge(offload(part, samples(cpu_mhz_median=None)))["conditions_equal"].detail
+    assert "control 0 (unknown in 1 of 6 runs), offload 0" in detail
+    assert "CPU clock control 2,700 MHz, offload unknown" in detail
+
+
+def test_events_in_one_arm_say_nothing_where_the_other_did_not_read_them():
+    records = control(change(honest_records(), samples(throttle_events=3)), samples(throttle_events=None))
+    result = judge(records)["conditions_equal"]
+    assert holds(result)
+    assert "throttle events control unknown, offload 18" in result.detail
+
+
+@pytest.mark.parametrize(("version", "stored"), [("0.32.0", 0), ("0.22.0", 1)])
+def test_an_unset_offload_prompt_only_is_true_from_0_23_on(version, stored):
+    """With outputs as long as a chunk, an engine that stores them needs a chunk more a request."""
+
+    def long_outputs(run: RunRecord) -> RunRecord:
+        argv = [word.replace(', "offload_prompt_only": true', "") for word in run.launch.argv]
+        assert not any("offload_prompt_only" in word for word in argv)
+        phases = [replace(p, requests=[replace(q, max_tokens=65) for q in p.requests]) for p in run.phases]
+        return replace(run, phases=phases, vllm_version_pinned=version, launch=replace(run.launch, argv=argv))
+
+    def chunks(records: Records) -> int:
+        detail = judge(records)["working_set"].detail
+        return int(detail.partition(" chunks stored")[0].rpartition(" ")[2].replace(",", ""))
+
+    plain = chunks(honest_records())
+    prompts = plain // 16
+    assert chunks(change(honest_records(), long_outputs)) == plain + stored * prompts

@@ -518,3 +518,19 @@ def test_a_verdict_survives_json():
     found = verdict(honest_records(), own_hit_share=0.3)
     assert msgspec.json.decode(msgspec.json.encode(found), type=Verdict) == found
     assert found.break_even.own_hit_share == 0.3
+
+
+def test_a_host_that_could_not_be_planned_counts_against_the_fleet():
+    records = {f"h{i}": honest_records(host=f"h{i}") for i in range(1, 4)}
+    assert conclude(protocol(), records, "c1").verdict == "BETTER"
+    found = conclude(protocol(), records, "c1", lost_hosts=["h4"])
+    assert found.verdict == "INCONCLUSIVE"
+    assert "3 of 4 planned hosts are valid" in found.reason
+    assert (found.hosts[-1].host, found.hosts[-1].verdict, found.hosts[-1].reason) == (
+        "h4",
+        "INVALID",
+        "unreachable, not planned",
+    )
+    assert found.hosts[-1].gates == []
+    assert any("h4: unreachable, not planned" in caveat for caveat in found.caveats)
+    assert [gate.passed for gate in found.gates] == [gate.passed for gate in conclude(protocol(), records, "c1").gates]

@@ -1,6 +1,7 @@
 """A campaign on disk: prepared, resumed, taken in whole, concluded; and the exit status of `kvtrial analyze`."""
 
 import json
+import shutil
 import tarfile
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from build import honest_records
 from kvtrial.analysis import campaign
 from kvtrial.analysis.cli import main
 from kvtrial.record.errors import UnusableInput
+from kvtrial.record.plan import plan_sha256
+from kvtrial.record.record import RunRecord
 from kvtrial.record.store import write_atomically
 from test_plan import request
 
@@ -26,13 +29,35 @@ def write_run(folder: Path, record) -> None:
     (folder / "record.sha256").write_text(f"{digest}  record.json\n")
 
 
+def as_planned(directory: Path, records, host="h1"):
+    """The records under the names that the campaign's plan gives them."""
+    decided = campaign.read_campaign(directory)
+    plan = next(part for part in decided.plan.hosts if part.host == host)
+    runs = {(run.pair, run.arm): run.run for run in plan.runs}
+    return [
+        msgspec.structs.replace(
+            r, campaign=decided.campaign, plan_sha256=plan_sha256(plan), host=host, run=runs[r.pair, r.arm]
+        )
+        for r in records
+    ]
+
+
 def concluded(tmp_path, records, state="finished", **changes) -> Path:
     """A campaign with these records, fetched from a host whose program stands at `state`."""
     directory = Path(prepared(tmp_path, **changes)["directory"])
-    for record in records:
+    for record in as_planned(directory, records):
         write_run(directory / "runs" / "h1" / record.run, record)
     campaign.collect(str(directory), "h1", None, {"state": state, "reason": "the disk is full"})
     return directory
+
+
+def rewritten(directory: Path, **fields) -> Path:
+    """The first record of a campaign with other fields and a digest that fits; its path."""
+    path = sorted(directory.glob("runs/h1/*/record.json"))[0]
+    record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
+    digest = write_atomically(path, msgspec.json.encode(msgspec.structs.replace(record, **fields)))
+    (path.parent / "record.sha256").write_text(f"{digest}  record.json\n")
+    return path
 
 
 def status(directory, capsys, *more) -> tuple[int, str, str]:
@@ -121,6 +146,155 @@ def test_a_newer_record_is_refused_in_a_sentence(tmp_path, capsys):
     assert "newer" in err
 
 
+STRANGERS = [
+    ({"campaign": "another"}, "its campaign is another"),
+    ({"plan_sha256": "f" * 64}, "its plan_sha256 is ffffffffffff"),
+    ({"host": "h2"}, "its host is h2, the folder's h1"),
+    ({"run": "p09-1-offload"}, "its run is p09-1-offload"),
+    ({"pair": 9}, "its pair, arm and spare are 9"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said"), STRANGERS, ids=[said for _, said in STRANGERS])
+def test_a_record_of_another_campaign_plan_host_or_run_is_named(tmp_path, capsys, fields, said):
+    directory = concluded(tmp_path, honest_records())
+    path = rewritten(directory, **fields)
+    code, _, err = status(directory, capsys)
+    assert code == 2
+    assert str(path) in err
+    assert said in err
+
+
+def test_a_run_or_a_host_that_is_not_in_the_plan_is_named(tmp_path, capsys):
+    directory = concluded(tmp_path, honest_records())
+    run = sorted(directory.glob("runs/h1/*"))[0]
+    for target, said in ((run.parent / "p77-1-offload", "run p77-1-offload is not in the plan"),
+                         (directory / "runs" / "h9" / run.name, "host h9 is not in the plan")):  # fmt: skip
+        record = msgspec.json.decode((run / "record.json").read_bytes(), type=RunRecord)
+        write_run(target, msgspec.structs.replace(record, run=target.name, host=target.parent.name))
+        code, _, err = status(directory, capsys)
+        assert code == 2
+        assert said in err
+        shutil.rmtree(target)
+    assert status(directory, capsys)[0] == 0
+
+
+@pytest.mark.parametrize("field", ["ttft_median_seconds", "finished", "failed"])
+def test_a_phase_that_is_not_what_its_requests_say_was_edited(tmp_path, capsys, field):
+    directory = concluded(tmp_path, honest_records())
+    record = msgspec.json.decode(sorted(directory.glob("runs/h1/*/record.json"))[0].read_bytes(), type=RunRecord)
+    phase = record.phases[-1]
+    edited = msgspec.structs.replace(phase, **{field: getattr(phase, field) + 1})
+    path = rewritten(directory, phases=[*record.phases[:-1], edited])
+    code, _, err = status(directory, capsys)
+    assert code == 2
+    assert f"{path} was edited: phase {phase.name}: {field} is" in err
+
+
+def test_a_phase_of_which_not_all_requests_are_listed_is_not_called_edited(tmp_path, capsys):
+    directory = concluded(tmp_path, honest_records())
+    record = msgspec.json.decode(sorted(directory.glob("runs/h1/*/record.json"))[0].read_bytes(), type=RunRecord)
+    cut = msgspec.structs.replace(record.phases[-1], requests=record.phases[-1].requests[:-1], ttft_median_seconds=9.0)
+    rewritten(directory, phases=[*record.phases[:-1], cut])
+    assert "was edited" not in status(directory, capsys)[2]
+
+
+@pytest.mark.parametrize("damaged", [b"{", b"[]", b'{"host": 3}', b"\xff\xfe"])
+def test_a_damaged_host_state_or_list_of_lost_hosts_is_named(tmp_path, capsys, damaged):
+    directory = concluded(tmp_path, honest_records())
+    for name in ("hosts/h1.json", "lost.json"):
+        path = directory / name
+        before = path.read_bytes() if path.exists() else b"[]"
+        path.write_bytes(damaged if name != "lost.json" or damaged != b"[]" else b"{}")
+        for command in (["analyze", str(directory)], ["report", str(directory)]):
+            code = main(command)
+            err = capsys.readouterr().err
+            if name == "lost.json" or command[0] == "analyze":
+                assert code == 2
+                assert str(path) in err
+            assert "Traceback" not in err
+        path.write_bytes(before)
+
+
+def test_a_disk_that_refuses_is_a_sentence(tmp_path, capsys):
+    directory = concluded(tmp_path, honest_records())
+    (directory / "verdict.json").mkdir()
+    for command in ("analyze", "report"):
+        assert main([command, str(directory)]) == 2
+        err = capsys.readouterr().err
+        assert "verdict.json" in err
+        assert "can't be read or written (is a directory)" in err
+        assert "Traceback" not in err
+
+
+def test_no_error_of_the_disk_reaches_a_user_as_a_traceback(monkeypatch, capsys):
+    def full(name):
+        raise OSError(28, "No space left on device", "/somewhere")
+
+    monkeypatch.setattr("kvtrial.analysis.cli.json_schema", full)
+    assert main(["schema", "record"]) == 2
+    assert "/somewhere can't be read or written (no space left on device)" in capsys.readouterr().err
+
+
+def test_an_old_campaign_that_cannot_be_read_blocks_nothing_unless_it_is_the_newest(tmp_path):
+    results = tmp_path / "results"
+    old = results / "offload_return-20200101T000000Z"
+    old.mkdir(parents=True)
+    (old / "campaign.json").write_text('{"schema_version": "9.0"}')
+    with pytest.raises(UnusableInput, match=r"schema_version 9\.0.*kvtrial_new_campaign=true"):
+        prepared(tmp_path)
+    first = campaign.prepare({**request(), "results_dir": str(results), "new_campaign": True})
+    assert prepared(tmp_path)["directory"] == first["directory"]
+
+
+def fleet(tmp_path, count, finished, lost=None):
+    """A campaign over `count` hosts with records of the first `finished`; its folder and its conclusion."""
+    hosts = {f"h{i}": request()["hosts"]["h1"] for i in range(1, count + 1)}
+    directory = Path(prepared(tmp_path, hosts=hosts)["directory"])
+    for i in range(1, finished + 1):
+        for record in as_planned(directory, honest_records(host=f"h{i}"), f"h{i}"):
+            write_run(directory / "runs" / f"h{i}" / record.run, record)
+        campaign.collect(str(directory), f"h{i}", None, {"state": "finished"})
+    return directory, campaign.conclude(str(directory), lost_hosts=lost)
+
+
+def test_a_fleet_ends_as_its_verdict_says_when_four_fifths_are_finished(tmp_path, capsys):
+    directory, done = fleet(tmp_path, 5, 4)
+    assert (done["exit_status"], done["verdict"]) == (0, "BETTER")
+    assert "not finished on h5 (nothing was fetched; 0 of 12 runs done)" in done["cause"]
+    code, _, err = status(directory, capsys)
+    assert code == 0
+    assert "h5" in err
+
+
+def test_a_fleet_of_which_less_is_finished_is_not_finished(tmp_path):
+    _, done = fleet(tmp_path, 5, 3)
+    assert done["exit_status"] == 2
+    assert "h4" in done["cause"]
+    assert "h5" in done["cause"]
+
+
+def test_hosts_that_could_not_be_planned_count_and_are_named_also_later(tmp_path, capsys):
+    directory, done = fleet(tmp_path, 3, 3, lost=["h8", "h9", "h1"])
+    assert (done["exit_status"], done["verdict"]) == (3, "INCONCLUSIVE")
+    code, out, _ = status(directory, capsys, "--json")
+    verdict = json.loads(out)
+    assert code == 3
+    assert verdict["reason"].startswith("3 of 5 planned hosts are valid")
+    assert [(h["host"], h["verdict"], h["reason"]) for h in verdict["hosts"]][3:] == [
+        ("h8", "INVALID", "unreachable, not planned"),
+        ("h9", "INVALID", "unreachable, not planned"),
+    ]
+    assert sum("unreachable, not planned" in caveat for caveat in verdict["caveats"]) == 2
+    assert campaign.conclude(str(directory), lost_hosts=[])["verdict"] == "BETTER"
+
+
+def test_the_least_effect_is_said_to_be_against_no_difference(tmp_path):
+    said = " ".join(prepared(tmp_path)["announcement"])
+    assert "that is against no difference" in said
+    assert "BETTER also needs the whole interval beyond the margin of 5 %" in said
+
+
 def test_collect_takes_whole_runs_once_and_refuses_a_broken_archive(tmp_path):
     directory = prepared(tmp_path)["directory"]
     source = tmp_path / "source"
@@ -147,8 +321,13 @@ def test_reproduce_says_how_and_refuses_what_is_no_record(tmp_path, capsys):
     assert "kvtrial_seed=1" in said
     assert "kvtrial_pairs=6" in said
     assert "serve" in said
-    assert main(["reproduce", str(tmp_path)]) == 2
-    assert "no record" in capsys.readouterr().err
+    assert said.count(".venv/bin/ansible-playbook") == 1
+    assert '"tier_bytes": 268435456' in said
+    assert '"kvtrial_arms": ["offload"]' in said
+    assert "inventory of that campaign" in said
+    for wrong in (tmp_path, directory / "campaign.json"):
+        assert main(["reproduce", str(wrong)]) == 2
+        assert "no record" in capsys.readouterr().err
 
 
 def test_check_refuses_and_passes_by_exit_status(tmp_path, capsys):
@@ -168,6 +347,9 @@ def test_check_refuses_and_passes_by_exit_status(tmp_path, capsys):
     assert {"class", "severity", "reason", "numbers", "do"} <= set(printed["findings"][0])
     path.write_text("[]")
     assert main(["check", str(path)]) == 2
+    path.write_bytes(b"host: \xff\xfe")
+    assert main(["check", str(path)]) == 2
+    assert "not UTF-8" in capsys.readouterr().err
     assert main(["check", str(tmp_path / "none.yml")]) == 2
 
 
@@ -176,5 +358,11 @@ def test_hazards_and_schemas_print(capsys):
     assert "#49674" in capsys.readouterr().out
     assert main(["hazards", "--vllm", "old"]) == 2
     assert "0.32.0" in capsys.readouterr().err
+    assert main(["hazards", "--vllm", "99.0"]) == 0
+    assert "vLLM 99.0 is newer than 0.33" in capsys.readouterr().out
+    assert main(["hazards", "--vllm", "99.0", "--json"]) == 0
+    printed = capsys.readouterr()
+    json.loads(printed.out)
+    assert "vLLM 99.0 is newer than 0.33" in printed.err
     assert main(["schema", "record"]) == 0
     assert json.loads(capsys.readouterr().out)["title"].startswith("kvtrial record")

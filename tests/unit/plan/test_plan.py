@@ -5,6 +5,7 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from kvtrial.analysis.plan import make_plan, requested_protocol
 from kvtrial.analysis.workingset import request_blocks, tier_chunks
 from kvtrial.host.workload import load_spec, make_prompts
 from kvtrial.record.errors import UnusableInput
+from kvtrial.record.hazards import Guard, HazardHit, hazards_of
 from kvtrial.record.plan import canonical_json
 
 ROOT = Path(__file__).parents[3]
@@ -185,12 +187,28 @@ REFUSALS = [
     ({"sizes": {"concurrency": 0}}, ["concurrency=0"]),
     ({"limits": {"deadline_seconds": -5}}, ["deadline_seconds=-5"]),
     ({"limits": {"idle_timeout_seconds": float("nan")}}, ["above 0"]),
+    ({"engine_args": {"max-model-len": 500}}, ["534 tokens with its answer", "max-model-len is 500", "534 or more"]),
+    ({"engine_args": {"max_model_len": "0.5k"}}, ["max-model-len is 500"]),
+    ({"model": {"low_token_id": 200}}, ["token ids 200 to 126"]),
+    ({"model": {"low_token_id": -1}}, ["token ids -1 to 126"]),
+    ({"vllm_version": "99.0.0"}, ["vLLM 99.0.0 is newer than 0.33", "pin a vLLM from 0.11 to 0.33"]),
+    ({"vllm_version": "0.8.0"}, ["vLLM 0.8.0 is older than 0.11"]),
+    ({"engine_args": {"uds": "/tmp/s"}}, ["--uds='/tmp/s'", "remove it"]),
+    ({"protocol": "/nonexist.yml"}, ["/nonexist.yml", "no such file"]),
+    ({"protocol": "/tmp"}, ["/tmp", "no such file"]),
+    ({"engine_env": {"A": 5}}, ["engine_env.A=5", "kvtrial_engine_env in"]),
+    ({"limits": {"deadline_seconds": "soon"}}, ["limits.deadline_seconds='soon'", "kvtrial_limits in"]),
+    ({"hosts": {"a/b": {}}}, ["'a/b'", "slash"]),
+    ({"hosts": {".hidden": {}}}, ["'.hidden'", "dot"]),
+    ({"hosts": {"a\0b": {}}}, ["NUL"]),
 ]
 
 
 @pytest.mark.parametrize(("changes", "named"), REFUSALS, ids=[str(changes)[:50] for changes, _ in REFUSALS])
 def test_bad_input_is_refused_in_a_sentence_that_names_it(changes, named):
     changes = dict(changes)
+    if changes.get("hosts"):
+        changes["hosts"] = dict.fromkeys(changes["hosts"], request()["hosts"]["h1"])
     if changes.get("protocol") == "seed_example":
         changes["engine_args"] = {"kv-cache-memory-bytes": "256M"}
     sentence = refusal(**changes)
@@ -218,12 +236,42 @@ def test_a_protocol_that_contradicts_itself_is_refused(tmp_path):
         'schema_version: "1.0"': ('schema_version: "2.0"', "2.0"),
         "  prefix_evicted:": ("  prefix_evictd:", "prefix_evictd"),
         "question:": ("qestion:", "qestion"),
+        "name: offload_return\n": ("name: ../up\n", "protocol name '../up'"),
+        "  offload:\n": ("  off/load:\n", "arm name 'off/load'"),
+        "name: gpu_hit, ": ("name: gpu hit, ", "phase name 'gpu hit'"),
     }
     for old, (new, named) in wrong.items():
         assert old in base
         path = tmp_path / "mine.yml"
         path.write_text(base.replace(old, new, 1))
         assert named in refusal(protocol=str(path))
+
+
+def test_the_prompt_length_that_is_advised_is_never_at_an_edge():
+    for block in (16, 32, 48):
+        sizes = {"prompt_tokens": 30 * block, "chunk_tokens": block, "targets": 2, "fits": 1, "gpu_hits": -1}
+        args = {"block-size": block, "num-gpu-blocks-override": 65}
+        assert f"{30 * block + block // 2}." in refusal(engine_args=args, sizes=sizes, backend="cuda",
+                                                        connector_extra_config=STOCK)  # fmt: skip
+
+
+STOCK = {"spec_name": "CPUOffloadingSpec", "spec_module_path": None}
+
+
+def test_a_guard_is_set_as_a_whole_even_where_one_of_its_words_is_there_already(monkeypatch):
+    guarded = Guard(args=["--some-option", "2"])
+    hazard = msgspec.structs.replace(hazards_of("0.26.0")[0], guard=guarded)
+    hit = HazardHit(hazard, ["control"], "guard", False, "planted")
+    monkeypatch.setattr("kvtrial.analysis.plan.hazards_for", lambda *_: [hit])
+    launches = plan(engine_args={"max-num-seqs": 2}).hosts[0].launches
+    assert all(launch.argv[-2:] == ["--some-option", "2"] for launch in launches.values())
+    launches = plan(engine_args={"some-option": 2}).hosts[0].launches
+    assert all(launch.argv.count("--some-option") == 1 for launch in launches.values())
+
+
+def test_a_protocol_file_that_is_not_utf8_is_refused(tmp_path):
+    (tmp_path / "latin.yml").write_bytes("question: für wen?\n".encode("latin-1"))
+    assert "not UTF-8" in refusal(protocol=str(tmp_path / "latin.yml"))
 
 
 def test_a_loop_of_extends_and_a_file_that_is_no_yaml_are_refused(tmp_path):

@@ -64,6 +64,10 @@ def _repeated_prompts(context: GateContext) -> list[str]:
     return problems
 
 
+DISCRIMINATING_SHARE = 0.9
+"""Least share of different prompts that get different answers: only then would a wrong prefix be seen."""
+
+
 class AnswersEqual(Struct, frozen=True, forbid_unknown_fields=True):
     """The arm, its phases answered by the engine's own cache and by the tier, and the divergence budget."""
 
@@ -101,6 +105,12 @@ def answers_equal(context: GateContext, parameters: AnswersEqual) -> Decision:
             f"wrong answers: {len(wrong)} of {compared} answers of {parameters.return_} differ from the same run's "
             f"{parameters.hit} ({some(f'{where(m.run)}, {m.key}' for m in wrong)})"
         )
+    missing = sum(None in answers for run in runs for answers in _in_both(run, parameters).values())
+    if missing:
+        return None, (
+            f"{missing} of {compared} answers of {parameters.return_} can't be compared with the same run's "
+            f"{parameters.hit}: one of the two is missing"
+        )
     differing, total = divergence(context, parameters.arm, parameters.return_)
     if "answer" not in context.protocol.arms[parameters.arm].may_differ:
         if total == 0:
@@ -111,10 +121,10 @@ def answers_equal(context: GateContext, parameters: AnswersEqual) -> Decision:
                 f"declared {parameters.divergence_max_share:.0%}"
             )
     distinct, prompts = _discrimination(runs, parameters.return_)
-    if distinct < prompts / 2:
-        return (
-            None,
-            f"not discriminating: {prompts} different prompts got only {distinct} different answers from this model",
+    if distinct < DISCRIMINATING_SHARE * prompts:
+        return None, (
+            f"not discriminating: {prompts} different prompts got only {distinct} different answers from this model, "
+            f"at least {DISCRIMINATING_SHARE:.0%} are needed"
         )
     return True, (
         f"{compared} of {compared} answers of {parameters.return_} equal the same run's {parameters.hit}; "
@@ -124,12 +134,12 @@ def answers_equal(context: GateContext, parameters: AnswersEqual) -> Decision:
 
 
 def mismatches(runs: Iterable[RunRecord], parameters: AnswersEqual) -> list[Mismatch]:
-    """Answers that differ between the engine's own cache and the tier inside one run."""
+    """Answers that differ between the engine's own cache and the tier inside one run; a missing one is no answer."""
     return [
         Mismatch(run, parameters.return_, key)
         for run in runs
         for key, (hit, returned) in _in_both(run, parameters).items()
-        if hit != returned
+        if hit is not None and returned is not None and hit != returned
     ]
 
 
@@ -156,14 +166,17 @@ def divergence(context: GateContext, arm: str, phase_name: str) -> tuple[int, in
 
 
 def compare_answers(context: GateContext, arm: str, against: str, phase_name: str) -> tuple[int, int]:
-    """(differing, compared) answers to the same prompts in one phase, over all valid pairs."""
+    """(differing, compared) answers to the same prompts in one phase, over all valid pairs.
+
+    Two missing answers are not compared; one missing answer differs.
+    """
     differing = total = 0
     for pair in context.pairs.valid:
         mine, theirs = phase_of(pair.runs[arm], phase_name), phase_of(pair.runs[against], phase_name)
         if mine is None or theirs is None:
             continue
         for a, b in zip(mine.requests, theirs.requests, strict=False):
-            if a.prompt_sha256 == b.prompt_sha256:
+            if a.prompt_sha256 == b.prompt_sha256 and (a.answer_sha256, b.answer_sha256) != (None, None):
                 total += 1
                 differing += a.answer_sha256 != b.answer_sha256
     return differing, total
@@ -188,7 +201,8 @@ def _discrimination(runs: list[RunRecord], phase_name: str) -> tuple[int, int]:
         phase = phase_of(run, phase_name)
         if phase is None or not phase.requests:
             continue
-        found = len({r.answer_sha256 for r in phase.requests}), len({r.prompt_sha256 for r in phase.requests})
+        answers = {r.answer_sha256 for r in phase.requests if r.answer_sha256 is not None}
+        found = len(answers), len({r.prompt_sha256 for r in phase.requests})
         if worst is None or found[0] / found[1] < worst[0] / worst[1]:
             worst = found
     return worst or (0, 0)

@@ -88,8 +88,10 @@ def conditions_equal(context: GateContext, parameters: ConditionsEqual) -> Decis
     if problems:
         return False, some(problems)
     boots = len({run.conditions.boot_id for run in context.runs})
-    fixed = f"{', '.join(_FIXED)} equal in {len(context.runs)} runs ({boots} boot{'s' if boots > 1 else ''})"
-    return True, "; ".join([fixed, *details])
+    read = [what for what, value in _FIXED.items() if all(value(run) is not None for run in context.runs)]
+    fixed = f"{', '.join(read)} equal in {len(context.runs)} runs ({boots} boot{'s' if boots > 1 else ''})"
+    unread = [what for what in _FIXED if what not in read]
+    return True, "; ".join([fixed, *([f"{', '.join(unread)} unknown"] if unread else []), *details])
 
 
 _FIXED: dict[str, Callable[[RunRecord], object]] = {
@@ -111,18 +113,34 @@ def _clock(context: GateContext, tolerance: float) -> tuple[str, str | None]:
         for arm in context.arms()
     }
     medians = {arm: median(values) for arm, values in known.items() if values}
-    if len(medians) < 2:
-        return "CPU clock not readable here", None
-    shown = ", ".join(f"{arm} {value:,.0f} MHz" for arm, value in medians.items())
+    if not medians:
+        return "CPU clock unknown", None
+    shown = ", ".join(f"{arm} {medians[arm]:,.0f} MHz" if arm in medians else f"{arm} unknown" for arm in known)
     if max(medians.values()) > (1 + tolerance) * min(medians.values()):
         return "", f"CPU clock differs between arms by more than {tolerance:.0%}: {shown}"
     return f"CPU clock {shown}", None
 
 
 def _throttle(context: GateContext) -> tuple[str, str | None]:
-    totals = {arm: sum(s.throttle_events or 0 for s in _samples(context, arm)) for arm in context.arms()}
-    shown = ", ".join(f"{arm} {count}" for arm, count in totals.items())
-    if any(totals.values()) and not all(totals.values()):
+    """Throttle events by arm. An arm in which a run did not read them has no known total."""
+    counts = {
+        arm: [run.samples.throttle_events if run.samples else None for run in context.of_arm(arm)]
+        for arm in context.arms()
+    }
+    known = {arm: sum(count for count in found if count is not None) for arm, found in counts.items()}
+    unread = {arm: sum(count is None for count in found) for arm, found in counts.items()}
+    if all(unread[arm] == len(found) for arm, found in counts.items()):
+        return "throttle events unknown", None
+    shown = ", ".join(
+        f"{arm} {known[arm]}"
+        if not unread[arm]
+        else f"{arm} unknown"
+        if unread[arm] == len(counts[arm])
+        else f"{arm} {known[arm]} (unknown in {unread[arm]} of {len(counts[arm])} runs)"
+        for arm in counts
+    )
+    untouched = [arm for arm in counts if not known[arm] and not unread[arm]]
+    if any(known.values()) and untouched:
         return "", f"throttling in one arm only: {shown}"
     return f"throttle events {shown}", None
 

@@ -7,6 +7,7 @@ from kvtrial.analysis.metrics import delta
 from kvtrial.analysis.workingset import request_blocks, tier_chunks
 from kvtrial.record.launch import parse_vllm_args, tier_of
 from kvtrial.record.record import PhaseRecord, RequestFact, RunRecord
+from kvtrial.record.versions import within
 
 
 class WorkingSet(Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,7 +92,9 @@ def _tier(context: GateContext, run: RunRecord, share_max: float) -> tuple[list[
     if not tier_bytes or not chunk_tokens:
         return [], ""
     tier = tier_of(parse_vllm_args(run.launch.argv), run.launch.env, run.vllm_version_pinned)
-    prompt_only = tier is not None and tier.extra.get("offload_prompt_only") is True
+    # Unset it is true, since there is such a key (vLLM 0.23).
+    unset = within(run.vllm_version_pinned, "0.23", None)
+    prompt_only = tier is not None and tier.extra.get("offload_prompt_only", unset) is True
     salts = {phase.name: phase.salt for phase in context.protocol.phases}
     stored: dict[tuple[str, str], int] = {}
     for phase in run.phases:
