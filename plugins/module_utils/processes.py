@@ -25,7 +25,7 @@ def read_text(path, limit=1 << 20):
 
 
 def read_stat(pid, proc="/proc"):
-    """{pid, state, parent, start_ticks} of a process, or None if there is none."""
+    """{pid, state, parent, group, start_ticks} of a process, or None if there is none."""
     text = read_text(os.path.join(proc, str(pid), "stat"), 4096)
     if ")" not in text:
         return None
@@ -33,7 +33,13 @@ def read_stat(pid, proc="/proc"):
     fields = text[text.rindex(")") + 1 :].split()
     if len(fields) < 20:
         return None
-    return {"pid": int(pid), "state": fields[0], "parent": int(fields[1]), "start_ticks": int(fields[19])}
+    return {
+        "pid": int(pid),
+        "state": fields[0],
+        "parent": int(fields[1]),
+        "group": int(fields[2]),
+        "start_ticks": int(fields[19]),
+    }
 
 
 def is_alive(pid, start_ticks, proc="/proc"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 
 
 class Unusable(ValueError):
@@ -36,14 +37,49 @@ def truth(value, name):
 
 
 def names(value, name):
-    """A list of names from a list or from text with commas; None from None and ""."""
+    """A list of names, each once, from a list or from text with commas; None from None and ""."""
     if value is None or value == "":
         return None
-    if isinstance(value, str):
-        value = value.split(",")
-    if not isinstance(value, list) or not all(isinstance(item, str) and item.strip() for item in value):
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(item, str) and item.strip() for item in items):
         raise Unusable("%s=%s is not a list of names; write them with commas: control,offload." % (name, value))
-    return [item.strip() for item in value]
+    return list(dict.fromkeys(item.strip() for item in items))
+
+
+def mapping(value, name):
+    """A dict from a dict; {} from None and ""."""
+    if value is None or value == "":
+        return {}
+    if not isinstance(value, dict):
+        raise Unusable("%s=%s is not a mapping of names to values; write {name: value}." % (name, value))
+    return dict(value)
+
+
+def texts(value, name):
+    """Environment variables, each value as text: YAML reads an unquoted 2 as a number and true as a truth."""
+    result = {}
+    for key, item in mapping(value, name).items():
+        if isinstance(item, (dict, list)) or item is None:
+            raise Unusable("%s.%s=%s is no text; write it in quotes." % (name, key, item))
+        result[str(key)] = str(item)
+    return result
+
+
+def refuse_results_dir(path):
+    """Raise Unusable where the campaigns' folder can't be made or written, before any host is asked. Leaves nothing."""
+    existing = os.path.abspath(path)
+    while not os.path.lexists(existing) and existing != os.path.dirname(existing):
+        existing = os.path.dirname(existing)
+    if not os.path.isdir(existing):
+        why = "%s is no directory" % existing
+    else:
+        try:
+            # Root and read-only file systems make a mode say little: only trying tells.
+            with tempfile.TemporaryDirectory(prefix=".kvtrial-", dir=existing):
+                return
+        except OSError as error:
+            why = "%s can't be written (%s)" % (existing, error.strerror)
+    raise Unusable("kvtrial_results_dir=%s can't be used: %s; set it to a directory that you may write." % (path, why))
 
 
 def normalise(inputs):
@@ -70,6 +106,11 @@ def _host(host):
         raise Unusable(
             "kvtrial_if_controller_gone=%s is unknown; set it to continue or stop." % (host["if_controller_gone"],)
         )
+    for key in ("engine_args", "connector_extra_config", "sizes", "limits"):
+        if key in host:
+            result[key] = mapping(host[key], "kvtrial_" + key)
+    if "engine_env" in host:
+        result["engine_env"] = texts(host["engine_env"], "kvtrial_engine_env")
     if "may_be_disturbed" in host:
         result["may_be_disturbed"] = truth(host["may_be_disturbed"], "kvtrial_host_may_be_disturbed")
     return result

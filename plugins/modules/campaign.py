@@ -44,6 +44,10 @@ options:
   state:
     description: How the host program stood, as M(kvtrial.vllm.host_program_info) returned it; with O(action=collect).
     type: dict
+  lost_hosts:
+    description: Hosts of the request that were lost before the plan was made; with O(action=conclude).
+    type: list
+    elements: str
 attributes:
   check_mode:
     description: In check mode V(prepare) only says what would be done, and V(collect) and V(conclude) do nothing.
@@ -158,6 +162,8 @@ def perform(campaign, parameters, check_mode):
         if parameters["since_monotonic_seconds"] is not None:
             inputs["install_seconds"] = time.monotonic() - parameters["since_monotonic_seconds"]
         if action == "validate":
+            if not check_mode and inputs.get("results_dir"):
+                request.refuse_results_dir(inputs["results_dir"])
             campaign.validate(inputs)
             return {"changed": False}
         inputs["dry_run"] = inputs["dry_run"] or check_mode
@@ -171,7 +177,8 @@ def perform(campaign, parameters, check_mode):
         return dict(taken, changed=bool(taken.get("added", True)))
     since = parameters["since_monotonic_seconds"]
     passed = None if since is None else time.monotonic() - since
-    return dict(campaign.conclude(parameters["directory"], passed), changed=True)
+    lost = {"lost_hosts": sorted(parameters["lost_hosts"])} if parameters["lost_hosts"] else {}
+    return dict(campaign.conclude(parameters["directory"], passed, **lost), changed=True)
 
 
 def main():
@@ -184,6 +191,7 @@ def main():
             "host": {"type": "str"},
             "archive": {"type": "path"},
             "state": {"type": "dict"},
+            "lost_hosts": {"type": "list", "elements": "str"},
             "since_monotonic_seconds": {"type": "float"},
         },
         required_if=[

@@ -9,12 +9,13 @@ short_description: Start, stop or pack a campaign's host program
 version_added: "0.1.0"
 description:
   - Calls C(kvtrial-host), which does the work. Starting a program that runs already changes nothing.
-  - Stopping ends the program and the engine that it started, and nothing else.
+  - Stopping ends the program and the engine that it started, and nothing else. It fails if something of them is left.
 options:
   executable:
-    description: Path of C(kvtrial-host) on the host.
+    description:
+      - Path of C(kvtrial-host) on the host; required unless O(state=stopped).
+      - Without it a program is stopped by its pid and start time alone, also if its installation is gone.
     type: path
-    required: true
   directory:
     description: The campaign's directory on the host, which holds its C(plan.json).
     type: path
@@ -52,6 +53,11 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+stopped:
+  description: Processes that were ended, with O(state=stopped).
+  returned: with O(state=stopped)
+  type: list
+  elements: dict
 reply:
   description: What C(kvtrial-host) printed.
   returned: when it was called
@@ -84,21 +90,45 @@ def cause_of(status, output, errors):
     return lines[-1] if lines else "kvtrial-host ended with status %d and said nothing." % status
 
 
+def stop(module, directory):
+    """End what the campaign in `directory` runs, and leave the module; fail if something of it is still there."""
+    before = program_state.own_processes(directory)
+    reply = {}
+    if module.params["executable"] is not None:
+        # It also tidies up after an engine. What it can't end, or not without its packages, is ended below.
+        command = [module.params["executable"], "stop", "--directory", directory]
+        try:
+            _, output, _ = module.run_command(command, handle_exceptions=False)
+            reply = parse_reply(output)
+        except OSError:
+            pass
+    left = program_state.end(directory)
+    if left:
+        words = ", ".join("pid %d (%s)" % (one["pid"], one["command"]) for one in left)
+        module.fail_json(
+            msg="What the campaign in %s started still runs: %s; end it yourself, or run again as its owner."
+            % (directory, words)
+        )
+    module.exit_json(changed=bool(before), reply=reply, stopped=before)
+
+
 def main():
     module = AnsibleModule(
         argument_spec={
-            "executable": {"type": "path", "required": True},
+            "executable": {"type": "path"},
             "directory": {"type": "path", "required": True},
             "state": {"type": "str", "choices": sorted(COMMANDS), "default": "started"},
             "archive": {"type": "path"},
         },
-        required_if=[("state", "packed", ["archive"])],
+        required_if=[("state", "packed", ["archive", "executable"]), ("state", "started", ["executable"])],
         supports_check_mode=True,
     )
     state, directory = module.params["state"], module.params["directory"]
     alive = program_state.describe(program_state.read_progress(directory))["alive"]
     if module.check_mode:
         module.exit_json(changed=state == "packed" or alive != (state == "started"))
+    if state == "stopped":
+        stop(module, directory)
     command = [module.params["executable"], COMMANDS[state], "--directory", directory]
     if state == "packed":
         command += ["--output", module.params["archive"]]
@@ -106,8 +136,7 @@ def main():
     if status != 0:
         module.fail_json(msg=cause_of(status, output, errors), rc=status, command=command)
     reply = parse_reply(output)
-    # An engine may take its time to end, so "alive before" decides, not a look at the process now.
-    changed = {"started": bool(reply.get("started", not alive)), "stopped": alive, "packed": True}[state]
+    changed = bool(reply.get("started", not alive)) if state == "started" else True
     module.exit_json(changed=changed, reply=reply)
 
 

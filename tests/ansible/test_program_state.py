@@ -1,6 +1,10 @@
 """How a controller understands a host program's progress file."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from ansible_collections.kvtrial.vllm.plugins.module_utils import program_state
@@ -72,3 +76,69 @@ def test_the_heartbeat_is_the_hosts_monotonic_time(tmp_path):
     first = float((tmp_path / "heartbeat").read_text())
     program_state.touch_heartbeat(str(tmp_path))
     assert float((tmp_path / "heartbeat").read_text()) >= first
+
+
+def named(directory, name, **values):
+    path = directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(values))
+
+
+def test_what_a_campaign_runs_is_known_by_pid_and_start_time_and_nothing_else(proc, tmp_path):
+    campaign = tmp_path / "campaigns" / "a"
+    named(campaign, "progress.json", state="running", pid=10, pid_start_ticks=500)
+    named(campaign, "runs/.partial/engine.json", pid=20, start_ticks=600)
+    proc(10, ticks=500)
+    proc(11, f"python -m kvtrial.host.keeper {campaign}/runs/.partial", parent=1)
+    proc(12, f"python -m kvtrial.host.keeper {tmp_path}/campaigns/ab/runs/.partial", parent=1)
+    proc(20, "vllm serve m", ticks=601)
+    proc(21, "child", parent=20)
+    proc(22, "child", parent=11)
+    proc(30, f"less {campaign}/program.log")
+    found = program_state.own_processes(str(campaign), proc.root)
+    assert [(one["pid"], one["role"]) for one in found] == [(10, "program"), (11, "keeper"), (22, "child")]
+
+
+def sleeper(ignoring):
+    """A process that sleeps, and says so once its signals are set."""
+    code = "import signal, time\n"
+    code += "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" if ignoring else ""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code + "print(1, flush=True); time.sleep(600)"], stdout=subprocess.PIPE
+    )
+    process.stdout.readline()
+    return process
+
+
+@pytest.mark.parametrize("ignoring", [False, True])
+def test_a_program_is_ended_and_a_neighbour_is_not(tmp_path, monkeypatch, ignoring):
+    monkeypatch.setattr(program_state, "ENDING_SECONDS", 0.2)
+    neighbour, program = sleeper(False), sleeper(ignoring)
+    try:
+        stat = program_state.processes.read_stat(program.pid)
+        named(tmp_path, "progress.json", state="running", pid=program.pid, pid_start_ticks=stat["start_ticks"])
+        named(tmp_path, "plan.json", limits={"stop_timeout_seconds": 0.1})
+        assert program_state.end(str(tmp_path)) == []
+        assert program.wait() == (-signal.SIGKILL if ignoring else -signal.SIGTERM)
+        assert neighbour.poll() is None
+    finally:
+        for process in (neighbour, program):
+            process.kill()
+            process.wait()
+
+
+def test_what_cannot_be_ended_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(program_state, "ENDING_SECONDS", 0.1)
+    monkeypatch.setattr(program_state, "_send", lambda *_: None)
+    clock = iter(range(0, 10000, 5))
+    program = sleeper(False)
+    try:
+        monkeypatch.setattr(time, "sleep", lambda _: None)
+        monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+        ticks = program_state.processes.read_stat(program.pid)["start_ticks"]
+        named(tmp_path, "progress.json", state="running", pid=program.pid, pid_start_ticks=ticks)
+        assert [one["pid"] for one in program_state.end(str(tmp_path))] == [program.pid]
+    finally:
+        program.kill()
+        monkeypatch.undo()
+        program.wait()

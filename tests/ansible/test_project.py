@@ -1,6 +1,7 @@
 """The project as a whole: every playbook, inventory, role and plugin, checked as its users and tools see it."""
 
 import json
+import sys
 import tarfile
 from pathlib import Path
 
@@ -75,6 +76,17 @@ def test_an_inventory_without_pins_is_refused_in_a_sentence(tmp_path, tools):
     ("settings", "sentence"),
     [
         ({"kvtrial_host_may_be_disturbed": False}, "kvtrial_host_may_be_disturbed is False"),
+        ({"kvtrial_host_may_be_disturbed": "maybe"}, "kvtrial_host_may_be_disturbed=maybe is neither true nor false"),
+        ({"kvtrial_disk_reserve_bytes": "x"}, "kvtrial_disk_reserve_bytes=x is not a whole number"),
+        ({"kvtrial_sweep_first_seconds": "x"}, "kvtrial_sweep_first_seconds=x is not a whole number"),
+        ({"kvtrial_engine_args": "x"}, "kvtrial_engine_args=x is not a mapping"),
+        ({"kvtrial_limits": "x"}, "kvtrial_limits=x is not a mapping"),
+        ({"kvtrial_state_dir": ""}, "kvtrial_state_dir=(empty) is no absolute path below /"),
+        ({"kvtrial_state_dir": "a/b"}, "kvtrial_state_dir=a/b is no absolute path below /"),
+        ({"kvtrial_state_dir": "//"}, "kvtrial_state_dir=// is no absolute path below /"),
+        ({"kvtrial_results_dir": "/proc/x"}, "kvtrial_results_dir=/proc/x can't be used"),
+        ({"arms": ","}, "kvtrial_arms=, is not a list of names"),
+        ({"kvtrial_hosts": "nohost"}, "kvtrial_hosts=nohost matches no host of the inventory; known are this-machine."),
         ({"kvtrial_backend": "rocm"}, "kvtrial_backend=rocm is unknown; set it to cpu or cuda."),
         ({"kvtrial_engine_args": {"host": "0.0.0.0"}}, "the engine would listen on 0.0.0.0"),
         ({"kvtrial_engine_env": {"VLLM_HOST_IP": "10.0.0.1"}}, "the engine would listen on 10.0.0.1"),
@@ -88,6 +100,53 @@ def test_a_host_is_refused_in_the_last_line_before_it_is_touched(settings, sente
     assert sentence in last
     assert cause.read_text().strip() == last
     assert "Prepare the hosts" not in done.stdout
+
+
+@pytest.mark.parametrize("state_dir", ["", "/", "a/b", "/a/../.."])
+def test_teardown_refuses_a_state_directory_that_is_not_the_projects_own(state_dir, tools):
+    settings = json.dumps({"kvtrial_state_dir": state_dir, "kvtrial_purge": True})
+    done = tools.run("ansible-playbook", "playbooks/teardown.yml", "-e", settings)
+    assert done.returncode != 0
+    assert "is no absolute path below /" in done.stdout.strip().splitlines()[-1]
+
+
+def test_check_mode_says_what_would_be_done_on_a_bare_host_and_leaves_nothing(tmp_path, tools):
+    settings = {
+        "kvtrial_state_dir": str(tmp_path / "state"),
+        "kvtrial_results_dir": str(tmp_path / "results"),
+        "kvtrial_ram_reserve_bytes": 1,
+        "kvtrial_port": 18766,
+        "vllm_python": sys.executable,
+    }
+    done = tools.run("ansible-playbook", "experiment.yml", "--check", "-e", json.dumps(settings))
+    assert done.returncode == 0, done.stdout
+    for words in ("vLLM 0.32.0 (cpu) would be installed", "The model in", "The host program would be installed"):
+        assert words in done.stdout
+    assert "12 runs (6 pairs of control, offload)" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_clone_started_without_its_settings_is_refused(tmp_path, tools):
+    empty = tmp_path / "empty.cfg"
+    empty.write_text("")
+    command = ("ansible-playbook", "-i", str(ROOT / "inventories" / "local"), str(ROOT / "experiment.yml"))
+    done = tools.run(*command, cwd=tmp_path, ANSIBLE_CONFIG=str(empty))
+    assert done.returncode != 0
+    assert f"change to {ROOT} and start the playbook there" in " ".join(done.stdout.split())
+    assert "Prepare the hosts" not in done.stdout
+
+
+def test_a_plan_made_by_hand_is_shown(tools):
+    done = tools.run("ansible-playbook", "playbooks/plan.yml")
+    assert done.returncode == 0, done.stdout
+    assert "12 runs (6 pairs of control, offload)" in done.stdout
+
+
+def test_the_host_program_gets_the_disk_reserve_that_the_preflight_checks(tools):
+    done = tools.run("ansible", "all", "-m", "ansible.builtin.debug", "-a", "var=kvtrial_host_inputs.limits",
+                     "-e", '{"kvtrial_disk_reserve_bytes": 7, "kvtrial_limits": {"deadline_seconds": 9}}')  # fmt: skip
+    assert "disk_reserve_bytes: 7" in done.stdout, done.stdout
+    assert "deadline_seconds: 9" in done.stdout
 
 
 CHECK_HOST = """

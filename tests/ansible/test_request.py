@@ -27,14 +27,45 @@ def test_what_is_no_truth_is_named():
         request.truth("perhaps", "x")
 
 
-@pytest.mark.parametrize(("value", "expected"), [("a,b", ["a", "b"]), (["a"], ["a"]), ("", None), (None, None)])
+@pytest.mark.parametrize(
+    ("value", "expected"), [("a,b", ["a", "b"]), ("a, b,a", ["a", "b"]), (["a"], ["a"]), ("", None), (None, None)]
+)
 def test_names(value, expected):
     assert request.names(value, "kvtrial_arms") == expected
 
 
 def test_what_are_no_names_is_named():
-    with pytest.raises(request.Unusable, match="kvtrial_arms"):
-        request.names("a,,b", "kvtrial_arms")
+    for value in ("a,,b", ",", {"a": 1}, 5):
+        with pytest.raises(request.Unusable, match="kvtrial_arms="):
+            request.names(value, "kvtrial_arms")
+
+
+def test_environment_variables_become_texts():
+    host = {"engine_env": {"OMP_NUM_THREADS": 2, "A": "b"}, "limits": None}
+    typed = request.normalise({"hosts": {"h": host}})["hosts"]["h"]
+    assert typed == {"engine_env": {"OMP_NUM_THREADS": "2", "A": "b"}, "limits": {}}
+
+
+@pytest.mark.parametrize("key", ["engine_args", "engine_env", "connector_extra_config", "sizes", "limits"])
+def test_what_is_no_mapping_is_named(key):
+    with pytest.raises(request.Unusable, match=f"kvtrial_{key}=x is not a mapping"):
+        request.normalise({"hosts": {"h": {key: "x"}}})
+
+
+def test_an_environment_variable_that_is_no_text_is_named():
+    with pytest.raises(request.Unusable, match=r"kvtrial_engine_env\.A="):
+        request.normalise({"hosts": {"h": {"engine_env": {"A": [1]}}}})
+
+
+def test_results_that_cannot_be_written_are_refused_and_nothing_is_made(tmp_path):
+    request.refuse_results_dir(str(tmp_path / "a" / "b"))
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "b", tmp_path / "file"):
+        with pytest.raises(request.Unusable, match=r"kvtrial_results_dir=.*is no directory; set it"):
+            request.refuse_results_dir(str(path))
+    with pytest.raises(request.Unusable, match=r"kvtrial_results_dir=/proc/x can't be used"):
+        request.refuse_results_dir("/proc/x")
 
 
 def test_a_request_comes_out_typed():

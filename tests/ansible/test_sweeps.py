@@ -163,8 +163,11 @@ def stopped(fleet: Path):
     folder = fleet / "h1" / "campaigns" / "c1"
     folder.mkdir(parents=True)
     (folder / "consent").touch()
-    bin_folder = fleet / "h1" / "venvs" / "workload-1" / "bin"
+    (folder / "plan.json").write_text(json.dumps({"schema_version": "1.0", "limits": {"stop_timeout_seconds": 5}}))
+    venv = fleet / "h1" / "venvs" / "workload-0123456789ab"
+    bin_folder = venv / "bin"
     bin_folder.mkdir(parents=True)
+    (venv / "kvtrial-installed.json").write_text(json.dumps({"lock_sha256": "0"}))
     (fleet / "kvtrial-host").rename(bin_folder / "kvtrial-host")
     return fleet
 

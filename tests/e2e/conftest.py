@@ -96,7 +96,7 @@ def wait_for(wanted: Callable[[], bool], seconds: float = 120.0) -> None:
 
 def leftovers(folder: Path) -> list[str]:
     """Command lines of processes of ours that concern `folder`."""
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if str(folder) in line and re.search(r"kvtrial|vllm", line)]
 
 
@@ -150,7 +150,7 @@ def _standin_project(tmp_path: Path) -> Iterator[Callable[..., Project]]:
 
     yield make
     for line in subprocess.run(
-        ["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True
+        ["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True
     ).stdout.splitlines():
         pid, _, args = line.strip().partition(" ")
         if str(tmp_path) in args and pid.isdigit() and int(pid) != os.getpid():

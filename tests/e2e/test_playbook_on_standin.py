@@ -1,11 +1,27 @@
 """experiment.yml as a user runs it, with the stand-in engine: endings, interruptions, refusals, teardown."""
 
 import os
+import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
-from conftest import last_line, leftovers, progress_of, wait_for
+import yaml
+from conftest import last_line, progress_of, wait_for
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Command lines of living processes of ours that concern `folder`; whole ones, where ps would cut them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in words and re.search(r"kvtrial|vllm", words):
+            found.append(words)
+    return found
 
 
 def test_two_pairs_end_inconclusive_and_leave_every_promised_file(standin_project):
@@ -71,12 +87,41 @@ def test_another_plan_does_not_resume_an_unfinished_campaign(standin_project):
     playbook.communicate()
     stopped = project.play("playbooks/teardown.yml")
     assert stopped.returncode == 0, stopped.stdout[-3000:]
-    wait_for(lambda: leftovers(project.folder) == [], 20)
+    assert leftovers(project.folder) == []
     refused = project.play("experiment.yml", "-e", "kvtrial_pairs=4")
     assert refused.returncode != 0
     assert "is unfinished and its plan differs" in last_line(refused)
     assert "kvtrial_new_campaign=true" in last_line(refused)
     assert len(project.campaigns()) == 1
+
+
+def test_teardown_stops_a_program_whose_installation_is_gone(standin_project):
+    project = standin_project(faults="slow_start:3")
+    playbook = project.start("-e", "kvtrial_pairs=2")
+    wait_for(lambda: progress_of(project.folder / "state").get("phase") is not None)
+    os.killpg(playbook.pid, signal.SIGKILL)
+    playbook.communicate()
+    assert leftovers(project.folder) != []
+    stopped = project.play("playbooks/teardown.yml", "-e", "workload_venv_root=/nowhere", "-e", "kvtrial_purge=true")
+    assert stopped.returncode == 0, stopped.stdout[-3000:]
+    assert leftovers(project.folder) == []
+    assert not (project.folder / "state").exists()
+
+
+def test_a_host_that_is_out_of_reach_from_the_start_is_named_and_the_others_go_on(standin_project):
+    project = standin_project()
+    path = project.inventory / "hosts.yml"
+    hosts = yaml.safe_load(path.read_text())["all"]["hosts"]
+    # The lost host comes first: what is done once for all hosts must not depend on it.
+    lost = {**hosts["h1"], "ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 9,
+            "ansible_ssh_extra_args": "-o ConnectTimeout=2"}  # fmt: skip
+    path.write_text(yaml.safe_dump({"all": {"hosts": {"a0": lost, **hosts}}}))
+    done = project.play("experiment.yml", "-e", "kvtrial_pairs=2")
+    assert done.returncode == 0, done.stdout[-3000:]
+    after_recap = done.stdout.split("PLAY RECAP")[1]
+    assert "a0 did not take part to the end: a0 could not be reached" in after_recap
+    assert after_recap.index("a0 did not take part") < after_recap.index("INCONCLUSIVE")
+    assert len(list(project.results.glob("latest/runs/h1/*/record.json"))) == 4
 
 
 REFUSED = [

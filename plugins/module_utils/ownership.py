@@ -1,0 +1,118 @@
+# Licensed under the Apache License, Version 2.0
+"""What below a state directory this project made, and no one else. Standard library only, Python 3.8 and newer.
+
+A name alone proves nothing: each thing must also hold what the project writes into it. Links are never followed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+
+from ansible_collections.kvtrial.vllm.plugins.module_utils import processes
+
+FOLDERS = ("cache", "campaigns", "models", "venvs", "wheels")
+VENV = re.compile(r"(vllm-.+|workload)-[0-9a-f]{12}$")
+MADE_MODEL = re.compile(r"made-[0-9a-f]{12}$")
+GIVEN_MANIFEST = re.compile(r"given-[0-9a-f]{12}\.manifest\.json$")
+WHEEL_FOLDER = re.compile(r"[0-9a-f]{12}$")
+WHEEL = re.compile(r"kvtrial-[^/]+\.whl$")
+MARKER = "kvtrial-installed.json"
+JSON_BYTES = 1 << 26
+
+
+def refusal_of(state_dir):
+    """Why a directory can't be the project's own, in one sentence; empty if it can."""
+    parts = [part for part in state_dir.split("/") if part not in ("", ".")]
+    if state_dir.startswith("/") and parts and ".." not in parts:
+        return ""
+    return (
+        "kvtrial_state_dir=%s is no absolute path below /; give the project a directory of its own, such as "
+        "/var/lib/kvtrial." % (state_dir or "(empty)")
+    )
+
+
+def made_here(state_dir):
+    """Paths below `state_dir` that this project made, sorted; whole folders and single files."""
+    found = []
+    for folder, is_ours in (
+        ("campaigns", _is_campaign),
+        ("models", _is_model),
+        ("venvs", _is_venv),
+        ("wheels", _is_wheel_folder),
+    ):
+        found += [path for path in _children(os.path.join(state_dir, folder)) if is_ours(path)]
+    cache = os.path.join(state_dir, "cache", "vllm")
+    if _is_folder(cache):
+        found.append(cache)
+    return sorted(found)
+
+
+def remove(state_dir, paths):
+    """Remove `paths`, then the project's folders and `state_dir` where they are empty. Raises OSError."""
+    for path in paths:
+        if _is_folder(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
+    for path in [os.path.join(state_dir, name) for name in FOLDERS] + [state_dir]:
+        if _is_folder(path) and not os.listdir(path):
+            os.rmdir(path)
+
+
+def left_in(state_dir):
+    """What is left: the state directory's entries, and those of the project's folders."""
+    left = []
+    for path in _children(state_dir):
+        inner = _children(path) if os.path.basename(path) in FOLDERS and _is_folder(path) else []
+        left += inner or [path]
+    return left
+
+
+def _children(folder):
+    try:
+        return sorted(os.path.join(folder, name) for name in os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _is_folder(path):
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _object_in(path):
+    """The JSON object in a file; {} if there is none."""
+    try:
+        value = json.loads(processes.read_text(path, JSON_BYTES))
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _is_campaign(path):
+    return _is_folder(path) and "schema_version" in _object_in(os.path.join(path, "plan.json"))
+
+
+def _is_venv(path):
+    return (
+        bool(VENV.match(os.path.basename(path)))
+        and _is_folder(path)
+        and "lock_sha256" in _object_in(os.path.join(path, MARKER))
+    )
+
+
+def _is_model(path):
+    name = os.path.basename(path)
+    if GIVEN_MANIFEST.match(name) and os.path.isfile(path) and not os.path.islink(path):
+        return {"schema_version", "revision", "files"} <= set(_object_in(path))
+    if not (MADE_MODEL.match(name) and _is_folder(path)):
+        return False
+    manifest = _object_in(os.path.join(path, "manifest.json"))
+    return "schema_version" in manifest and manifest.get("weights") == "random"
+
+
+def _is_wheel_folder(path):
+    names = os.listdir(path) if _is_folder(path) else []
+    return bool(WHEEL_FOLDER.match(os.path.basename(path)) and names and all(WHEEL.match(name) for name in names))

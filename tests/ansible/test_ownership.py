@@ -1,0 +1,72 @@
+"""Teardown removes what the project made and not a file more."""
+
+import json
+from pathlib import Path
+
+import pytest
+from ansible_collections.kvtrial.vllm.plugins.module_utils import ownership
+
+SHA = "0123456789ab"
+OURS = {
+    f"venvs/vllm-0.32.0-{SHA}/kvtrial-installed.json": {"lock_sha256": "1"},
+    f"venvs/workload-{SHA}/kvtrial-installed.json": {"lock_sha256": "1"},
+    f"models/made-{SHA}/manifest.json": {"schema_version": "1.0", "weights": "random"},
+    f"models/given-{SHA}.manifest.json": {"schema_version": "1.0", "revision": "r", "files": {}},
+    "campaigns/20260101-a/plan.json": {"schema_version": "1.0"},
+    f"wheels/{SHA}/kvtrial-1-py3-none-any.whl": {},
+    "cache/vllm/x": {},
+}
+FOREIGN = {
+    f"venvs/vllm-0.32.0-{SHA[:11]}c/pyvenv.cfg": {},
+    "venvs/mine/kvtrial-installed.json": {"lock_sha256": "1"},
+    f"models/made-{SHA[:11]}c/manifest.json": {"schema_version": "1.0", "weights": "trained"},
+    "models/llama/config.json": {},
+    "models/notes.txt": {},
+    "campaigns/mine/plan.json": {"what": "another plan"},
+    f"wheels/{SHA[:11]}c/numpy-1-py3-none-any.whl": {},
+    "cache/pip/x": {},
+    "thesis.txt": {},
+}
+
+
+def plant(root: Path, files: dict) -> None:
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(json.dumps(content))
+
+
+def files_in(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_purge_leaves_every_foreign_file_and_names_it(tmp_path, tools):
+    state = tmp_path / "state"
+    plant(state, OURS)
+    plant(state, FOREIGN)
+    settings = json.dumps({"kvtrial_state_dir": str(state), "kvtrial_purge": True})
+    done = tools.run("ansible-playbook", "playbooks/teardown.yml", "-e", settings)
+    assert done.returncode == 0, done.stdout
+    assert files_in(state) == set(FOREIGN)
+    for name in ("models/llama", "thesis.txt", "campaigns/mine"):
+        assert str(state / name) in done.stdout
+
+
+def test_a_purge_of_only_our_own_removes_the_directory(tmp_path):
+    state = tmp_path / "state"
+    plant(state, OURS)
+    ownership.remove(str(state), ownership.made_here(str(state)))
+    assert not state.exists()
+
+
+def test_a_link_is_never_followed(tmp_path):
+    state, elsewhere = tmp_path / "state", tmp_path / "elsewhere"
+    plant(elsewhere, {"plan.json": {"schema_version": "1.0"}})
+    (state / "campaigns").mkdir(parents=True)
+    (state / "campaigns" / "link").symlink_to(elsewhere)
+    assert ownership.made_here(str(state)) == []
+
+
+@pytest.mark.parametrize("state_dir", ["", "/", "//", "/.", "a", "/a/..", "~/x"])
+def test_what_is_no_directory_of_the_projects_own_is_refused(state_dir):
+    assert "kvtrial_state_dir=" in ownership.refusal_of(state_dir)
+    assert ownership.refusal_of("/var/lib/kvtrial/") == ""
