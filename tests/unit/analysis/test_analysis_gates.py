@@ -707,6 +707,26 @@ def test_a_tier_that_may_keep_what_is_old_is_judged_by_the_whole_run():
     assert "768 chunks stored, 512 in the tier" in result.detail
 
 
+def test_a_socket_on_every_address_counts_as_loopback_only_where_there_is_nothing_else():
+    everywhere = resolved(listening=[Socket(address="::", port=4000, pid=1)])
+    assert not holds(judge(offload(honest_records(), everywhere))["loopback_only"])
+    alone = change(offload(honest_records(), everywhere), resolved(loopback_alone=True))
+    result = judge(alone)["loopback_only"]
+    assert holds(result)
+    assert "12 runs in a network namespace that has nothing else" in result.detail
+
+
+def test_an_address_in_memory_is_no_difference():
+    def addressed(run: RunRecord) -> RunRecord:
+        value = f"<function f at 0x7f{run.pair}{len(run.arm)}0>"
+        return config("vllm_config.some_hook", value)(run)
+
+    records = change(honest_records(), addressed)
+    assert holds(judge(records)["launch_differs_as_declared"])
+    other = offload(records, config("vllm_config.some_hook", "<function g at 0x7f0>"))
+    assert "some_hook" in judge(other)["launch_differs_as_declared"].detail
+
+
 def test_ram_may_differ_between_runs_as_far_as_the_protocol_allows():
     grown = change(honest_records(), conditions(ram_total_bytes=24_000_000_000))
     grown = change(grown, conditions(ram_total_bytes=25_000_000_000), pair=4)
