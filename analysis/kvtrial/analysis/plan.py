@@ -12,7 +12,7 @@ from kvtrial.analysis.effect import mde
 from kvtrial.analysis.inputs import HostInput, Request, model_of
 from kvtrial.analysis.launch import TRANSFER, merged_args, render
 from kvtrial.analysis.protocols import check_pairs, load_protocol, only_arms, resolve, with_sizes
-from kvtrial.analysis.workingset import WorkingSet, working_set
+from kvtrial.analysis.workingset import TierScope, WorkingSet, tier_scope, working_set
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.hazards import hazards_for
 from kvtrial.record.launch import human_int
@@ -131,8 +131,10 @@ def _host_plan(name: str, request: Request, protocol: Protocol) -> HostPlan:
     launches = _guarded({arm: render(host, arm, spec) for arm, spec in protocol.arms.items()}, host)
     capacity = _capacity(name, host, protocol)
     runs = _runs(name, request.seed, host, protocol)
+    extras = _extras(host, protocol)
     for run in runs[: len(protocol.arms)]:
-        refuse_working_set(name, protocol, run, capacity)
+        declared = str(protocol.gates.get("working_set", {}).get("tier_scope", "run"))
+        refuse_working_set(name, protocol, run, capacity, tier_scope(declared, extras.get(run.arm, {})))
     _refuse_length(name, host, protocol, runs)
     seconds = _seconds(runs, host.backend)
     limits = {**DEFAULT_LIMITS, "deadline_seconds": max(1800.0, 3 * seconds), **host.limits}
@@ -234,14 +236,16 @@ def _gpu_blocks(name: str, host: HostInput, args: dict[str, Any], block: int) ->
     )
 
 
-def refuse_working_set(host: str, protocol: Protocol, run: RunPlan, capacity: Capacity) -> None:
+def refuse_working_set(
+    host: str, protocol: Protocol, run: RunPlan, capacity: Capacity, scope: TierScope = "run"
+) -> None:
     """Raise UnusableInput, with the numbers and the smallest change, where the workload can't show anything."""
     rule = protocol.gates.get("working_set")
     if rule is None:
         return
-    need = working_set(run.phases, capacity, run.arm)
+    need = working_set(run.phases, capacity, run.arm, scope)
     _refuse_pressure(host, need, capacity, float(rule.get("pressure_share_min", 1.2)))
-    _refuse_tier(host, run.arm, need, capacity, float(rule.get("tier_share_max", 0.8)))
+    _refuse_tier(host, run.arm, need, capacity, float(rule.get("tier_share_max", 0.8)), scope)
     for phase, blocks in need.resident_blocks.items():
         if blocks > capacity.usable_gpu_blocks:
             raise UnusableInput(
@@ -282,20 +286,23 @@ def _refuse_length(name: str, host: HostInput, protocol: Protocol, runs: list[Ru
 def _refuse_pressure(host: str, need: WorkingSet, capacity: Capacity, least: float) -> None:
     for phase, (prompts, blocks) in need.pressure.items():
         if prompts * blocks < least * capacity.usable_gpu_blocks:
+            size = phase if phase.startswith("pressure") else "pressure"
+            enough = math.ceil(least * capacity.usable_gpu_blocks / blocks)
             raise UnusableInput(
                 f"host {host}: {phase} takes {prompts * blocks} blocks, the GPU KV cache holds "
                 f"{capacity.usable_gpu_blocks} ({capacity.usable_gpu_blocks * capacity.block_tokens} tokens); below "
                 f"{least:g} times that the prefix stays there and the GPU answers, so no tier is ever asked. Set "
                 f"num-gpu-blocks-override to {int(prompts * blocks / least) + RESERVED_BLOCKS} or less, or the size "
-                f"pressure to {math.ceil(least * capacity.usable_gpu_blocks / blocks)} prompts or more."
+                f"{size} to {enough} prompts or more."
             )
 
 
-def _refuse_tier(host: str, arm: str, need: WorkingSet, capacity: Capacity, most: float) -> None:
+def _refuse_tier(host: str, arm: str, need: WorkingSet, capacity: Capacity, most: float, scope: TierScope) -> None:
     if need.tier_chunks is not None and need.stored_chunks > most * need.tier_chunks:
         chunk_bytes = capacity.chunk_tokens[arm] * capacity.kv_bytes_per_token
         raise UnusableInput(
-            f"host {host}: arm {arm} stores {need.stored_chunks} chunks of {capacity.chunk_tokens[arm]} tokens, its "
+            f"host {host}: arm {arm} stores {need.stored_chunks} chunks of {capacity.chunk_tokens[arm]} tokens"
+            f"{' in one block of phases' if scope == 'block' else ''}, its "
             f"tier of {capacity.tier_bytes[arm]} bytes holds {need.tier_chunks}; above {most:g} of the tier a cyclic "
             f"set loses everything (LRU). Set tier_bytes to {math.ceil(need.stored_chunks / most) * chunk_bytes} or "
             f"more, or use fewer or shorter prompts."

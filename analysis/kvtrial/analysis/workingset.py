@@ -5,17 +5,24 @@ eviction is LRU; the tier mirrors the GPU, so a cyclic set one prompt too large 
 """
 
 import math
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, Literal
 
 from msgspec import Struct
 
 from kvtrial.record.plan import Capacity, PhasePlan
+
+TierScope = Literal["run", "block"]
+"""What the tier has to hold at once: all that a run stores, or the largest of its blocks of phases."""
 
 
 class WorkingSet(Struct, frozen=True):
     """What a run's phases need.
 
     `pressure`: pressure phase → (prompts, blocks a prompt). `resident_blocks`: phase that must be answered by the GPU
-    cache → blocks it asks for. Chunks are counted over the whole run, every salt; `tier_chunks` None: no tier.
+    cache → blocks it asks for. `stored_chunks` counts every salt, in the whole run or in the largest block of phases;
+    `tier_chunks` None: no tier.
     """
 
     pressure: dict[str, tuple[int, int]]
@@ -36,20 +43,48 @@ def tier_chunks(tier_bytes: int, chunk_tokens: int, kv_bytes_per_token: int) -> 
 
 
 def is_pressure(phase: str) -> bool:
-    """Phases named `pressure` or `…_pressure` are those that push a prefix out of the GPU cache."""
-    return phase == "pressure" or phase.endswith("_pressure")
+    """Phases named `pressure`, `pressure_…` or `…_pressure` are those that push a prefix out of the GPU cache."""
+    return phase == "pressure" or phase.endswith("_pressure") or phase.startswith("pressure_")
 
 
 def is_resident(phase: str) -> bool:
     """Phases that the GPU cache must answer: `gpu_hit` and those of a set that fits it."""
-    return phase == "gpu_hit" or (phase.startswith("fits") and phase.endswith("return"))
+    if phase == "gpu_hit" or phase.startswith("gpu_hit_"):
+        return True
+    return phase.startswith("fits") and phase.endswith("return")
 
 
-def working_set(phases: list[PhasePlan], capacity: Capacity, arm: str) -> WorkingSet:
+def tier_scope(declared: str, extra_config: dict[str, Any]) -> TierScope:
+    """The scope that a tier of this connector configuration allows, `declared` by the protocol.
+
+    A block of phases counts by itself only in a tier that throws out what was used longest ago: whatever earlier blocks
+    left is then older than all of this block and goes first. Any other policy may keep it, so the whole run counts.
+    """
+    return "block" if declared == "block" and extra_config.get("eviction_policy", "lru") == "lru" else "run"
+
+
+def held_at_once(stored: Iterable[tuple[str, Any, int]], scope: TierScope) -> int:
+    """Chunks that a tier has to hold at once, of (block of phases, key, chunks): each key counts once, its most chunks.
+
+    With scope `block` the largest block counts, unless a key is asked for in two blocks: its way through the tier then
+    spans both, and the whole run counts.
+    """
+    by_block: dict[str, dict[Any, int]] = defaultdict(dict)
+    for block, key, chunks in stored:
+        by_block[block][key] = max(by_block[block].get(key, 0), chunks)
+    whole: dict[Any, int] = {}
+    for held in by_block.values():
+        whole |= {key: max(chunks, whole.get(key, 0)) for key, chunks in held.items()}
+    shared = sum(len(held) for held in by_block.values()) > len(whole)
+    if scope == "run" or shared:
+        return sum(whole.values())
+    return max((sum(held.values()) for held in by_block.values()), default=0)
+
+
+def working_set(phases: list[PhasePlan], capacity: Capacity, arm: str, scope: TierScope = "run") -> WorkingSet:
     """What the phases of a run need, for the tier of `arm`."""
     chunk = capacity.chunk_tokens.get(arm)
-    stored: set[tuple[str, str, int]] = set()
-    chunks = 0
+    stored: list[tuple[str, Any, int]] = []
     pressure: dict[str, tuple[int, int]] = {}
     resident: dict[str, int] = {}
     for phase in phases:
@@ -59,15 +94,14 @@ def working_set(phases: list[PhasePlan], capacity: Capacity, arm: str) -> Workin
             pressure[phase.name] = (len(phase.indices), blocks)
         if is_resident(phase.name):
             resident[phase.name] = blocks * len(set(phase.indices))
-        for index in phase.indices:
-            key = (phase.salt, phase.prompts.seed, index)
-            if key not in stored:
-                stored.add(key)
-                chunks += tokens // chunk if chunk else 0
+        stored += [
+            (phase.block, (phase.salt, phase.prompts.seed, index), tokens // chunk if chunk else 0)
+            for index in phase.indices
+        ]
     return WorkingSet(
         pressure=pressure,
         resident_blocks=resident,
-        stored_chunks=chunks,
+        stored_chunks=held_at_once(stored, scope),
         tier_chunks=tier_chunks(capacity.tier_bytes[arm], chunk, capacity.kv_bytes_per_token) if chunk else None,
         prompt_tokens=sorted({phase.prompts.tokens for phase in phases}),
     )

@@ -19,7 +19,14 @@ import httpx
 import msgspec
 
 from kvtrial.host.keeper import EngineExit, EngineProcess, KeeperSpec, reap_leftover
-from kvtrial.host.processes import all_processes, is_alive, listening_sockets, members, port_is_taken
+from kvtrial.host.processes import (
+    all_processes,
+    is_alive,
+    listening_sockets,
+    loopback_alone,
+    members,
+    port_is_taken,
+)
 from kvtrial.record.enginelog import diagnose, engine_facts
 from kvtrial.record.exposition import parse_page, read_page
 from kvtrial.record.launchfacts import flatten
@@ -148,6 +155,7 @@ class Engine:
             packages_sha256=packages_sha256(Path(self.launch.argv[0]).parent.parent),
             model_revision=model_revision(self.plan.model),
             api_process_started=page.values.get("process_start_time_seconds"),
+            loopback_alone=loopback_alone(),
         )
 
     def pids(self) -> list[int]:
@@ -230,7 +238,9 @@ def refuse_port(port: int) -> None:
 
 
 def routable(resolved: Resolved) -> list[str]:
-    """Listening addresses that can be reached from outside this machine."""
+    """Listening addresses that can be reached from outside this machine; none where there is only loopback."""
+    if resolved.loopback_alone:
+        return []
     return [f"{s.address}:{s.port}" for s in resolved.listening if not s.address.startswith(LOOPBACK_PREFIXES)]
 
 

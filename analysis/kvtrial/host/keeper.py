@@ -90,7 +90,7 @@ class Sampler:
         self.root = root
         self.own_pids = own_pids
         memory = meminfo()
-        self.total = memory["MemTotal"]
+        self.used_peak = memory["MemTotal"] - memory["MemAvailable"]
         self.available_start = self.available_min = memory["MemAvailable"]
         self.rss_peak = self.shmem_peak = 0
         self.vram_peak: int | None = None
@@ -118,6 +118,8 @@ class Sampler:
             self.shared_memory |= mapped_shared_memory(pids) - self.not_ours
         memory = meminfo()
         self.available_min = min(self.available_min, memory["MemAvailable"])
+        # Of the same moment: a virtual machine may be given memory while it runs.
+        self.used_peak = max(self.used_peak, memory["MemTotal"] - memory["MemAvailable"])
         self.rss_peak = max(self.rss_peak, sum(p.rss_bytes for p in tree))
         self.shmem_peak = max(self.shmem_peak, memory.get("Shmem", 0))
         if self.count % 10 == 0:
@@ -141,7 +143,7 @@ class Sampler:
             interval_seconds=SAMPLE_SECONDS,
             ram_available_start_bytes=self.available_start,
             ram_available_min_bytes=self.available_min,
-            ram_used_peak_bytes=self.total - self.available_min,
+            ram_used_peak_bytes=self.used_peak,
             engine_rss_peak_bytes=self.rss_peak,
             shared_memory_peak_bytes=self.shmem_peak,
             vram_used_peak_bytes=self.vram_peak,

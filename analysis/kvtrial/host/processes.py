@@ -10,6 +10,7 @@ import re
 import signal
 import time
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 from msgspec import Struct
@@ -137,6 +138,21 @@ def listening_sockets(pids: Iterable[int]) -> list[Socket]:
                     address, port = _decode_address(fields[1])
                     sockets.append(Socket(address=address, port=port, pid=owners[fields[9]]))
     return sorted(sockets, key=lambda s: (s.port, s.address))
+
+
+def loopback_alone(proc: Path = PROC) -> bool:
+    """Whether this network namespace has loopback addresses and no other. False where that can't be read."""
+    try:
+        lines = (proc / "net" / "fib_trie").read_text().splitlines()
+        beyond = [line.split() for line in (proc / "net" / "if_inet6").read_text().splitlines()]
+    except OSError:
+        return False
+    addresses = [above.split()[-1] for above, line in pairwise(lines) if line.strip().startswith("/32 host LOCAL")]
+    return (
+        bool(addresses)
+        and all(address.startswith("127.") for address in addresses)
+        and all(fields[-1] == "lo" for fields in beyond)
+    )
 
 
 def port_is_taken(port: int) -> bool:

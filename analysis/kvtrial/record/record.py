@@ -36,7 +36,8 @@ class Resolved(Struct, frozen=True):
     """What the engine really is, asked from itself after start.
 
     `config` is the flattened resolved configuration (`/server_info`), dotted path to value; `cache_config` the labels
-    of vllm:cache_config_info; `log_facts` what only the log says (KV layout, spec name).
+    of vllm:cache_config_info; `log_facts` what only the log says (KV layout, spec name). `loopback_alone`: the network
+    namespace that the engine is in has loopback addresses and no other, so that nobody outside can reach any socket.
     """
 
     vllm_version: str
@@ -48,6 +49,7 @@ class Resolved(Struct, frozen=True):
     packages_sha256: str
     model_revision: str
     api_process_started: float | None
+    loopback_alone: bool = False
 
 
 class Conditions(Struct, frozen=True):

@@ -1,10 +1,14 @@
-"""Make a random-weight Llama model with a byte-level tokenizer: no download, same seed, same bytes.
+"""Make a random-weight Llama or Qwen3 model with a byte-level tokenizer: no download, same seed, same bytes.
 
 Run by the engine's own Python (making needs torch, numpy, safetensors and tokenizers). Prints one JSON line:
 `{"changed": bool, "revision": sha256, "directory": path}`. Bad input ends with status 2 and one sentence.
 
 The weights are normal with standard deviation 1/sqrt(fan_in) (embedding 1, output head tripled, query and key doubled),
 so that another prompt gives another answer: a model whose answer never changes could not show a wrong KV block.
+
+Qwen3 has the shapes of a family in use (28 layers of 1024 are its 0.6B, 36 of 4096 its 8B), so that compute, KV size
+and transfers are real; only the vocabulary is small, which makes the output head cheaper. Its queries and keys are
+normalised, so their gain stands in the weights of the norms.
 """
 
 import argparse
@@ -14,6 +18,8 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +28,14 @@ if TYPE_CHECKING:
     import torch
 
 MANIFEST = "manifest.json"
-RECIPE = "normal-pcg64-1"  # how weights follow from the seed; another name for every change of it
+RECIPES = {  # how weights follow from the seed, by generator; another name for every change of it
+    "numpy": "normal-pcg64-1",
+    "torch-cpu": "normal-torch-cpu-1",
+    "torch-cuda": "normal-torch-cuda-1",
+}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+FEW_TENSORS_BYTES = 2_000_000_000  # a file of weights holds about this much: making needs no more RAM than twice that
+QWEN3_NORM_GAIN = 1.75  # scores of random tokens then have deviation 3: a few tokens of 16,000 decide, so the KV counts
 BYTES_PER_VALUE = 2  # bfloat16
 VALUE_BYTES = {"bfloat16": BYTES_PER_VALUE, "float16": BYTES_PER_VALUE, "float32": 4}
 BYTE_TOKENS = 256
@@ -51,6 +64,25 @@ class Dimensions:
     def kv_bytes_per_token(self) -> int:
         """Bytes of KV cache per token: a key and a value per layer, KV head and head dimension, in bfloat16."""
         return self.layers * 2 * self.kv_heads * self.head_dim * BYTES_PER_VALUE
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is made beside the shape: architecture, whether the embedding is also the head, where numbers come from."""
+
+    architecture: str = "llama"
+    tied: bool = False
+    seed: int = 0
+    generator: str = "numpy"
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """The recipe as the manifest has it. A Llama's is that of the manifests of old."""
+        entries: dict[str, Any] = {"recipe": RECIPES[self.generator], "seed": self.seed}
+        entries["architectures"] = [ARCHITECTURES[self.architecture]]
+        if self.architecture != "llama":
+            entries["tied_embeddings"] = self.tied
+        return entries
 
 
 def check_dimensions(dimensions: Dimensions) -> None:
@@ -106,14 +138,17 @@ def write_tokenizer(directory: Path, dimensions: Dimensions) -> None:
     )
 
 
-def write_config(directory: Path, dimensions: Dimensions) -> None:
-    """Write config.json and generation_config.json of a Llama model."""
+def write_config(directory: Path, dimensions: Dimensions, recipe: Recipe) -> None:
+    """Write config.json and generation_config.json."""
     ids = {"bos_token_id": BYTE_TOKENS, "eos_token_id": BYTE_TOKENS + 1, "pad_token_id": BYTE_TOKENS + 2}
+    own: dict[str, Any] = {"rope_theta": 10000.0, "mlp_bias": False}
+    if recipe.architecture == "qwen3":
+        own = {"rope_theta": 1000000.0, "use_sliding_window": False, "max_window_layers": dimensions.layers}
     write_json(
         directory / "config.json",
         {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
+            "architectures": [ARCHITECTURES[recipe.architecture]],
+            "model_type": recipe.architecture,
             "hidden_size": dimensions.hidden_size,
             "intermediate_size": dimensions.intermediate_size,
             "num_hidden_layers": dimensions.layers,
@@ -123,59 +158,121 @@ def write_config(directory: Path, dimensions: Dimensions) -> None:
             "vocab_size": dimensions.vocab_size,
             "max_position_embeddings": dimensions.max_position_tokens,
             "rms_norm_eps": 1e-6,
-            "rope_theta": 10000.0,
             "hidden_act": "silu",
-            "tie_word_embeddings": False,
+            "tie_word_embeddings": recipe.tied,
             "attention_bias": False,
-            "mlp_bias": False,
             "torch_dtype": "bfloat16",
+            **own,
             **ids,
         },
     )
     write_json(directory / "generation_config.json", ids)
 
 
-def random_weights(dimensions: Dimensions, seed: int) -> "dict[str, torch.Tensor]":
-    """Weights by name, bfloat16. One generator and a fixed order: the same seed gives the same bytes.
+Normal = Callable[[int, int, float], "torch.Tensor"]
 
-    numpy draws them, since torch's normal numbers depend on the instructions that the processor has, and the hosts
-    of a fleet must get the same model.
+
+def normal_numbers(recipe: Recipe) -> Normal:
+    """A function (rows, columns, deviation) -> bfloat16 tensor on the CPU, drawn in turn from one generator.
+
+    numpy's numbers are the same on every host; torch's depend on the device and its library, and come much faster on a
+    GPU. Raises UnusableInput where the device is missing.
     """
-    import numpy as np
     import torch
 
-    generator = np.random.Generator(np.random.PCG64(seed))
+    if recipe.generator == "numpy":
+        import numpy as np
 
-    def normal(rows: int, columns: int, deviation: float) -> "torch.Tensor":
-        values = generator.standard_normal((rows, columns), dtype=np.float32)
-        return torch.from_numpy(values * np.float32(deviation)).to(torch.bfloat16)
+        drawing = np.random.Generator(np.random.PCG64(recipe.seed))
+
+        def by_numpy(rows: int, columns: int, deviation: float) -> "torch.Tensor":
+            values = drawing.standard_normal((rows, columns), dtype=np.float32)
+            return torch.from_numpy(values * np.float32(deviation)).to(torch.bfloat16)
+
+        return by_numpy
+    device = recipe.generator.removeprefix("torch-")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UnusableInput(
+            "generator=torch-cuda needs a GPU that torch can use, and there is none; use numpy, which takes many times "
+            "as long."
+        )
+    source = torch.Generator(device=device).manual_seed(recipe.seed)
+
+    def by_torch(rows: int, columns: int, deviation: float) -> "torch.Tensor":
+        values = torch.randn((rows, columns), generator=source, device=device, dtype=torch.float32)
+        return (values * deviation).to(torch.bfloat16).cpu()
+
+    return by_torch
+
+
+def random_weights(dimensions: Dimensions, recipe: Recipe) -> "Iterator[tuple[str, torch.Tensor]]":
+    """Weights by name, bfloat16. One generator and a fixed order: the same recipe gives the same bytes."""
+    import torch
+
+    normal = normal_numbers(recipe)
+    qwen3 = recipe.architecture == "qwen3"
 
     def projection(rows: int, fan_in: int, gain: float = 1.0) -> "torch.Tensor":
         return normal(rows, fan_in, gain / fan_in**0.5)
 
-    def ones() -> "torch.Tensor":
-        return torch.ones(hidden, dtype=torch.bfloat16)
+    def constant(size: int, value: float = 1.0) -> "torch.Tensor":
+        return torch.full((size,), value, dtype=torch.bfloat16)
 
     hidden, intermediate = dimensions.hidden_size, dimensions.intermediate_size
     query_rows = dimensions.attention_heads * dimensions.head_dim
     kv_rows = dimensions.kv_heads * dimensions.head_dim
-    weights = {
-        "model.embed_tokens.weight": normal(dimensions.vocab_size, hidden, 1.0),
-        "lm_head.weight": projection(dimensions.vocab_size, hidden, 3.0),
-        "model.norm.weight": ones(),
-    }
+    # A tied embedding is scaled as a head: at 1 the model would only repeat its last token.
+    yield "model.embed_tokens.weight", normal(dimensions.vocab_size, hidden, 3.0 / hidden**0.5 if recipe.tied else 1.0)
+    if not recipe.tied:
+        yield "lm_head.weight", projection(dimensions.vocab_size, hidden, 3.0)
+    yield "model.norm.weight", constant(hidden)
+    gain = 1.0 if qwen3 else 2.0
     for layer in range(dimensions.layers):
         prefix = f"model.layers.{layer}."
-        weights[prefix + "self_attn.q_proj.weight"] = projection(query_rows, hidden, 2.0)
-        weights[prefix + "self_attn.k_proj.weight"] = projection(kv_rows, hidden, 2.0)
-        weights[prefix + "self_attn.v_proj.weight"] = projection(kv_rows, hidden)
-        weights[prefix + "self_attn.o_proj.weight"] = projection(hidden, query_rows)
-        weights[prefix + "mlp.gate_proj.weight"] = projection(intermediate, hidden)
-        weights[prefix + "mlp.up_proj.weight"] = projection(intermediate, hidden)
-        weights[prefix + "mlp.down_proj.weight"] = projection(hidden, intermediate)
-        weights[prefix + "input_layernorm.weight"] = ones()
-        weights[prefix + "post_attention_layernorm.weight"] = ones()
-    return weights
+        yield prefix + "self_attn.q_proj.weight", projection(query_rows, hidden, gain)
+        yield prefix + "self_attn.k_proj.weight", projection(kv_rows, hidden, gain)
+        yield prefix + "self_attn.v_proj.weight", projection(kv_rows, hidden)
+        yield prefix + "self_attn.o_proj.weight", projection(hidden, query_rows)
+        if qwen3:
+            yield prefix + "self_attn.q_norm.weight", constant(dimensions.head_dim, QWEN3_NORM_GAIN)
+            yield prefix + "self_attn.k_norm.weight", constant(dimensions.head_dim, QWEN3_NORM_GAIN)
+        yield prefix + "mlp.gate_proj.weight", projection(intermediate, hidden)
+        yield prefix + "mlp.up_proj.weight", projection(intermediate, hidden)
+        yield prefix + "mlp.down_proj.weight", projection(hidden, intermediate)
+        yield prefix + "input_layernorm.weight", constant(hidden)
+        yield prefix + "post_attention_layernorm.weight", constant(hidden)
+
+
+def write_weights(directory: Path, dimensions: Dimensions, recipe: Recipe) -> None:
+    """Write model.safetensors, or several files and their index where one would be too large to hold in RAM."""
+    from safetensors.torch import save_file  # slow to import, and a model that is there needs no torch
+
+    batches: list[list[str]] = []
+    batch: dict[str, torch.Tensor] = {}
+    total = 0
+
+    def flush() -> None:
+        save_file(batch, directory / f"part-{len(batches) + 1:05d}.safetensors", metadata={"format": "pt"})
+        batches.append(list(batch))
+        batch.clear()
+
+    for name, tensor in random_weights(dimensions, recipe):
+        batch[name] = tensor
+        total += tensor.nbytes
+        if sum(held.nbytes for held in batch.values()) >= FEW_TENSORS_BYTES:
+            flush()
+    if batch:
+        flush()
+    if len(batches) == 1:
+        (directory / "part-00001.safetensors").rename(directory / "model.safetensors")
+        return
+    files = [f"model-{number:05d}-of-{len(batches):05d}.safetensors" for number in range(1, len(batches) + 1)]
+    for number, file in enumerate(files, start=1):
+        (directory / f"part-{number:05d}.safetensors").rename(directory / file)
+    weight_map = {name: file for file, names in zip(files, batches, strict=True) for name in names}
+    write_json(
+        directory / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map}
+    )
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -193,9 +290,15 @@ def files_of(directory: Path) -> dict[str, dict[str, Any]]:
     """Every file below `directory` but the manifest, by relative path: `{size_bytes, sha256}`."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and path != directory / MANIFEST)
     return {
-        path.relative_to(directory).as_posix(): {"size_bytes": path.stat().st_size, "sha256": sha256_of(path)}
-        for path in paths
+        path.relative_to(directory).as_posix(): {"size_bytes": path.stat().st_size, "sha256": digest}
+        for path, digest in zip(paths, digests_of(paths), strict=True)
     }
+
+
+def digests_of(paths: list[Path]) -> list[str]:
+    """sha256 of each file, several at a time: hashing leaves the interpreter's lock."""
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        return list(pool.map(sha256_of, paths))
 
 
 def revision_of(files: dict[str, dict[str, Any]]) -> str:
@@ -242,8 +345,9 @@ def problem_with(directory: Path) -> str | None:
             return f"{path} is in the manifest but missing"
         if path.stat().st_size != facts["size_bytes"]:
             return f"{path} has {path.stat().st_size} bytes, the manifest says {facts['size_bytes']}"
-        if sha256_of(path) != facts["sha256"]:
-            return f"{path} has another sha256 than the manifest says"
+    for name, digest in zip(listed, digests_of([directory / name for name in listed]), strict=True):
+        if digest != listed[name]["sha256"]:
+            return f"{directory / name} has another sha256 than the manifest says"
     if revision != revision_of(listed):
         return f"{directory}/{MANIFEST} has a revision that does not follow from its file list"
     present = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
@@ -252,39 +356,39 @@ def problem_with(directory: Path) -> str | None:
     return None
 
 
-def is_made_as_asked(directory: Path, dimensions: Dimensions, seed: int) -> bool:
-    """True when the directory is whole and was made from these dimensions and this seed."""
+def is_made_as_asked(directory: Path, dimensions: Dimensions, recipe: Recipe) -> bool:
+    """True when the directory is whole and was made from these dimensions by this recipe."""
     if problem_with(directory):
         return False
     manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
-    asked = {"dimensions": asdict(dimensions), "seed": seed, "recipe": RECIPE}
+    asked = {"dimensions": asdict(dimensions), **recipe.manifest}
     return all(manifest.get(name) == value for name, value in asked.items())
 
 
-def make(directory: Path, dimensions: Dimensions, seed: int) -> bool:
+def make(directory: Path, dimensions: Dimensions, recipe: Recipe) -> bool:
     """Make the model in `directory`, whole or not at all; return False where it was already there.
 
     A directory that this program did not make (no manifest with `weights: random`) is never replaced.
     """
     check_dimensions(dimensions)
-    if is_made_as_asked(directory, dimensions, seed):
+    if is_made_as_asked(directory, dimensions, recipe):
         return False
     refuse_foreign(directory)
-    from safetensors.torch import save_file  # slow to import, and a model that is there needs no torch
-
     directory.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
         write_tokenizer(staging, dimensions)
-        write_config(staging, dimensions)
-        save_file(random_weights(dimensions, seed), staging / "model.safetensors", metadata={"format": "pt"})
+        write_config(staging, dimensions, recipe)
+        write_weights(staging, dimensions, recipe)
         facts = {
-            "recipe": RECIPE,
-            "seed": seed,
+            **recipe.manifest,
             "dimensions": asdict(dimensions),
             "kv_bytes_per_token": dimensions.kv_bytes_per_token,
-            "architectures": ["LlamaForCausalLM"],
         }
+        if recipe.architecture != "llama":
+            facts["unlike_the_named_model"] = (
+                f"weights are random; the vocabulary has {dimensions.vocab_size} entries, a token a byte"
+            )
         write_json(staging / MANIFEST, manifest_of(files_of(staging), "random", **facts))
         make_world_readable(staging)
         if directory.exists():
@@ -346,6 +450,9 @@ def parser() -> argparse.ArgumentParser:
     making = commands.add_parser("make", help="make it (or leave it, where it is whole and the same)")
     making.add_argument("directory", type=Path)
     making.add_argument("--seed", type=int, default=0)
+    making.add_argument("--architecture", choices=sorted(ARCHITECTURES), default="llama")
+    making.add_argument("--tied", action="store_true", help="the embedding is also the output head")
+    making.add_argument("--generator", choices=sorted(RECIPES), default="numpy")
     for name, default in asdict(Dimensions()).items():
         making.add_argument("--" + name.replace("_", "-"), type=int, default=default)
     adopting = commands.add_parser("adopt", help="compute the manifest of a given directory")
@@ -367,7 +474,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         manifest_path, changed = arguments.manifest, adopt(directory, arguments.manifest)
     else:
         dimensions = Dimensions(**{name: getattr(arguments, name) for name in asdict(Dimensions())})
-        manifest_path, changed = directory / MANIFEST, make(directory, dimensions, arguments.seed)
+        recipe = Recipe(arguments.architecture, arguments.tied, arguments.seed, arguments.generator)
+        manifest_path, changed = directory / MANIFEST, make(directory, dimensions, recipe)
     manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
     return {"changed": changed, "directory": str(directory), "revision": manifest["revision"]}
 

@@ -654,6 +654,91 @@ def test_a_record_too_damaged_to_judge_leaves_the_gate_undecided():
     assert "can't be judged" in result.detail
 
 
+def with_gate(name: str, **parameters: object):
+    """The shipped protocol with other parameters of one gate."""
+    declared = protocol()
+    return replace(declared, gates=declared.gates | {name: declared.gates[name] | parameters})
+
+
+def test_a_treatment_must_be_delivered_in_every_phase_that_is_named():
+    both = with_gate("treatment_delivered", phases=["warmup_return"])
+    result = judge(honest_records(), both)["treatment_delivered"]
+    assert holds(result)
+    assert "return: 33,554,432 bytes" in result.detail
+    assert "warmup_return: 4,194,304 bytes" in result.detail
+    short = offload(honest_records(), lambda run: add(run, "warmup_return", load_bytes=-4096.0), pair=3)
+    assert not holds(judge(short, both)["treatment_delivered"])
+    assert holds(judge(short)["treatment_delivered"])
+
+
+def test_answers_are_compared_in_every_pair_of_phases():
+    both = with_gate("answers_equal", hit=["gpu_hit", "gpu_hit"], **{"return": ["return", "return"]})
+    assert judge(honest_records(), both)["answers_equal"].detail.count("equal the same run's gpu_hit") == 2
+    result = judge(offload(honest_records(), wrong_answer, 2), both)["answers_equal"]
+    assert result.passed is False
+    second = with_gate("answers_equal", hit=["fits_return", "gpu_hit"], **{"return": ["fits_return", "return"]})
+    assert judge(offload(honest_records(), wrong_answer, 2), second)["answers_equal"].passed is False
+    found = conclude(second, {"h1": offload(honest_records(), wrong_answer, 2)}, "c1")
+    assert found.verdict != "BETTER"
+
+
+def test_a_tier_of_one_block_is_enough_where_the_protocol_says_so():
+    by_block = with_gate("working_set", tier_scope="block")
+    small = offload(honest_records(), capacity(tier_bytes={"offload": 128 * 1024 * 1024}))
+    assert not holds(judge(small)["working_set"])
+    result = judge(small, by_block)["working_set"]
+    assert holds(result)
+    assert "256 chunks stored in the largest block of phases, 512 in the tier" in result.detail
+    smaller = offload(honest_records(), capacity(tier_bytes={"offload": 64 * 1024 * 1024}))
+    assert not holds(judge(smaller, by_block)["working_set"])
+
+
+def test_a_tier_that_may_keep_what_is_old_is_judged_by_the_whole_run():
+    def arc(run: RunRecord) -> RunRecord:
+        words = [word.replace('"offload_prompt_only"', '"eviction_policy": "arc", "offload_prompt_only"') for word in
+                 run.launch.argv]  # fmt: skip
+        return replace(run, launch=replace(run.launch, argv=words))
+
+    small = offload(honest_records(), capacity(tier_bytes={"offload": 128 * 1024 * 1024}))
+    records = offload(small, arc)
+    assert any("arc" in word for run in records if run.arm == "offload" for word in run.launch.argv)
+    result = judge(records, with_gate("working_set", tier_scope="block"))["working_set"]
+    assert result.passed is False
+    assert "768 chunks stored, 512 in the tier" in result.detail
+
+
+def test_a_socket_on_every_address_counts_as_loopback_only_where_there_is_nothing_else():
+    everywhere = resolved(listening=[Socket(address="::", port=4000, pid=1)])
+    assert not holds(judge(offload(honest_records(), everywhere))["loopback_only"])
+    alone = change(offload(honest_records(), everywhere), resolved(loopback_alone=True))
+    result = judge(alone)["loopback_only"]
+    assert holds(result)
+    assert "12 runs in a network namespace that has nothing else" in result.detail
+
+
+def test_an_address_in_memory_is_no_difference():
+    def addressed(run: RunRecord) -> RunRecord:
+        value = f"<function f at 0x7f{run.pair}{len(run.arm)}0>"
+        return config("vllm_config.some_hook", value)(run)
+
+    records = change(honest_records(), addressed)
+    assert holds(judge(records)["launch_differs_as_declared"])
+    other = offload(records, config("vllm_config.some_hook", "<function g at 0x7f0>"))
+    assert "some_hook" in judge(other)["launch_differs_as_declared"].detail
+
+
+def test_ram_may_differ_between_runs_as_far_as_the_protocol_allows():
+    grown = change(honest_records(), conditions(ram_total_bytes=24_000_000_000))
+    grown = change(grown, conditions(ram_total_bytes=25_000_000_000), pair=4)
+    result = judge(grown)["conditions_equal"]
+    assert result.passed is False
+    assert "RAM is not the same in all runs: 24,000,000,000 to 25,000,000,000 bytes" in result.detail
+    tolerant = judge(grown, with_gate("conditions_equal", ram_tolerance_percent=10))["conditions_equal"]
+    assert holds(tolerant)
+    assert "(allowed are 10 %)" in tolerant.detail
+    assert not holds(judge(grown, with_gate("conditions_equal", ram_tolerance_percent=3))["conditions_equal"])
+
+
 def gated(gates: dict[str, dict[str, object]]):
     return replace(protocol(), gates=gates)
 
@@ -668,6 +753,8 @@ def gated(gates: dict[str, dict[str, object]]):
         ({"treatment_delivered": {"arm": "offload", "phase": "again"}}, 'names phase "again"'),
         ({"prefix_evicted": {"phases": ["again"]}}, 'names phase "again"'),
         ({"answers_equal": {"arm": "offload", "hit": "gpu_hit", "return": "again"}}, 'names phase "again"'),
+        ({"answers_equal": {"arm": "offload", "hit": "gpu_hit", "return": ["return", "miss"]}}, "equally many phases"),
+        ({"working_set": {"pressure_share_min": 1, "tier_share_max": 1, "tier_scope": "day"}}, "tier_scope"),
         ({"undisturbed": {"foreign_cpu_share_max": "much", "steal_share_max": 0.1}}, "Expected `float`"),
     ],
 )

@@ -1,13 +1,13 @@
 """A secret never gets into a plan, hence into no record, report or log."""
 
 import pytest
-
 from kvtrial.analysis.secrets import refuse_secrets
 from kvtrial.record.errors import UnusableInput
 
 
 @pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PASSWORD", "VLLM_API_KEY", "HUGGING_FACE_HUB_TOKEN", "MY_CREDENTIALS"]
+    "name",
+    ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PASSWORD", "VLLM_API_KEY", "HUGGING_FACE_HUB_TOKEN", "MY_CREDENTIALS"],
 )
 def test_environment_variables_with_a_secret_are_refused_by_name(name):
     with pytest.raises(UnusableInput, match=name):

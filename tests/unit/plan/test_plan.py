@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvtrial.analysis.inputs import read_request
 from kvtrial.analysis.plan import make_plan, requested_protocol
-from kvtrial.analysis.workingset import request_blocks, tier_chunks
+from kvtrial.analysis.workingset import held_at_once, request_blocks, tier_chunks, tier_scope
 from kvtrial.host.workload import load_spec, make_prompts
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.hazards import Guard, HazardHit, hazards_of
@@ -286,3 +286,72 @@ def test_fewer_than_six_pairs_are_planned_without_a_least_detectable_effect():
     estimate = plan(pairs=2).estimates["h1"]
     assert estimate.mde_ratio is None
     assert plan().estimates["h1"].mde_ratio > 1
+
+
+LENGTHS = {
+    "protocol": "offload_lengths",
+    "backend": "cuda",
+    "vllm_version": "0.26.0",
+    "engine_args": {"block-size": 16, "num-gpu-blocks-override": 2300, "max-model-len": 16640},
+    "connector_extra_config": {"spec_name": "CPUOffloadingSpec", "spec_module_path": None},
+}
+
+
+def lengths(kv_bytes_per_token, **changes):
+    merged = {**LENGTHS, **changes}
+    merged["connector_extra_config"] = {
+        **LENGTHS["connector_extra_config"],
+        **changes.get("connector_extra_config", {}),
+    }
+    return {**merged, "model": {"kv_bytes_per_token": kv_bytes_per_token}}
+
+
+@pytest.mark.parametrize("kv_bytes_per_token", [114688, 147456])
+def test_prefixes_of_three_lengths_fit_one_tier_one_after_another(kv_bytes_per_token):
+    host = plan(**lengths(kv_bytes_per_token)).hosts[0]
+    assert sum(not run.spare for run in host.runs) == 12
+    assert all("--no-async-scheduling" in launch.argv for launch in host.launches.values())
+    first, second = (list(dict.fromkeys(p.block for p in run.phases)) for run in (host.runs[0], host.runs[2]))
+    assert first == ["warmup", "l2k", "l8k", "l16k", "fits", "miss"]
+    assert second == ["warmup", "l16k", "l8k", "l2k", "fits", "miss"]
+    for run in host.runs:
+        sizes = {p.name: (len(p.indices), p.prompts.tokens) for p in run.phases}
+        assert sizes["return_2k"] == (8, 2056)
+        assert sizes["return_8k"] == (8, 8200)
+        assert sizes["return_16k"] == (8, 16392)
+        assert all(p.prompts.tokens % 64 == p.prompts.tokens % 16 == 8 for p in run.phases)
+
+
+def test_a_tier_that_does_not_hold_one_length_is_refused_with_the_least_that_does():
+    sentence = refusal(**lengths(147456, sizes={"tier_bytes": 30_000_000_000}))
+    assert "stores 2816 chunks of 64 tokens in one block of phases" in sentence
+    assert f"Set tier_bytes to {2816 / 0.8 * 64 * 147456:.0f} or more" in sentence
+
+
+def test_a_tier_that_may_keep_what_is_old_must_hold_the_whole_run():
+    sentence = refusal(**lengths(147456, connector_extra_config={"eviction_policy": "arc"}))
+    assert "in one block of phases" not in sentence
+    assert "a cyclic set loses everything" in sentence
+
+
+def test_pressure_of_one_length_is_refused_by_its_own_name():
+    sentence = refusal(**lengths(114688, sizes={"pressure_2k": 8}))
+    assert "pressure_2k takes 1032 blocks" in sentence
+    assert "the size pressure_2k to 22 prompts or more" in sentence
+
+
+def test_a_hit_of_one_length_must_still_be_in_the_gpu_cache():
+    assert "gpu_hit_16k asks for 3075 blocks" in refusal(**lengths(114688, sizes={"gpu_hits": -3}))
+
+
+def test_a_tier_holds_the_largest_block_unless_blocks_share_prompts_or_the_run_counts():
+    stored = [("a", "p", 3), ("a", "p", 4), ("a", "q", 1), ("b", "r", 2)]
+    assert held_at_once(stored, "block") == 5
+    assert held_at_once(stored, "run") == 7
+    assert held_at_once([*stored, ("b", "p", 6)], "block") == 6 + 1 + 2
+    assert held_at_once([], "block") == 0
+
+
+def test_only_a_tier_that_throws_out_what_is_oldest_is_counted_by_block():
+    assert tier_scope("block", {}) == tier_scope("block", {"eviction_policy": "lru"}) == "block"
+    assert tier_scope("block", {"eviction_policy": "arc"}) == tier_scope("run", {}) == "run"

@@ -69,12 +69,28 @@ DISCRIMINATING_SHARE = 0.9
 
 
 class AnswersEqual(Struct, frozen=True, forbid_unknown_fields=True):
-    """The arm, its phases answered by the engine's own cache and by the tier, and the divergence budget."""
+    """The arm, its phases answered by the engine's own cache and by the tier, and the divergence budget.
+
+    `hit` and `return` are one phase each, or lists of equal length: the first of one is compared with the first of the
+    other, and so on.
+    """
 
     arm: str
-    hit: str
-    return_: str = field(name="return")
+    hit: str | list[str]
+    return_: str | list[str] = field(name="return")
     divergence_max_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if len(_listed(self.hit)) != len(_listed(self.return_)):
+            raise ValueError("`hit` and `return` must name equally many phases")
+
+    def compared(self) -> list[tuple[str, str]]:
+        """(hit, return) of each comparison."""
+        return list(zip(_listed(self.hit), _listed(self.return_), strict=True))
+
+
+def _listed(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
 
 
 class Mismatch(Struct, frozen=True):
@@ -96,38 +112,50 @@ def answers_equal(context: GateContext, parameters: AnswersEqual) -> Decision:
     runs = context.of_arm(parameters.arm)
     if not runs:
         return None, f"no completed run of arm {parameters.arm}"
-    compared = sum(len(_in_both(run, parameters)) for run in runs)
+    decisions = [_answers_of(context, runs, hit, returned, parameters) for hit, returned in parameters.compared()]
+    for wanted in (False, None):
+        found = [detail for passed, detail in decisions if passed is wanted]
+        if found:
+            return wanted, some(found)
+    return True, "; ".join(detail for _, detail in decisions)
+
+
+def _answers_of(
+    context: GateContext, runs: list[RunRecord], hit: str, returned: str, parameters: AnswersEqual
+) -> Decision:
+    """The same for one pair of phases."""
+    compared = sum(len(_in_both(run, hit, returned)) for run in runs)
     if compared == 0:
-        return None, f"no prompt was answered both in {parameters.hit} and in {parameters.return_}"
-    wrong = mismatches(runs, parameters)
+        return None, f"no prompt was answered both in {hit} and in {returned}"
+    wrong = _mismatches(runs, hit, returned)
     if wrong:
         return False, (
-            f"wrong answers: {len(wrong)} of {compared} answers of {parameters.return_} differ from the same run's "
-            f"{parameters.hit} ({some(f'{where(m.run)}, {m.key}' for m in wrong)})"
+            f"wrong answers: {len(wrong)} of {compared} answers of {returned} differ from the same run's "
+            f"{hit} ({some(f'{where(m.run)}, {m.key}' for m in wrong)})"
         )
-    missing = sum(None in answers for run in runs for answers in _in_both(run, parameters).values())
+    missing = sum(None in answers for run in runs for answers in _in_both(run, hit, returned).values())
     if missing:
         return None, (
-            f"{missing} of {compared} answers of {parameters.return_} can't be compared with the same run's "
-            f"{parameters.hit}: one of the two is missing"
+            f"{missing} of {compared} answers of {returned} can't be compared with the same run's "
+            f"{hit}: one of the two is missing"
         )
-    differing, total = divergence(context, parameters.arm, parameters.return_)
+    differing, total = divergence(context, parameters.arm, returned)
     if "answer" not in context.protocol.arms[parameters.arm].may_differ:
         if total == 0:
-            return None, f"no {parameters.return_} of the control to compare with"
+            return None, f"no {returned} of the control to compare with"
         if differing > parameters.divergence_max_share * total:
             return False, (
-                f"{differing} of {total} answers of {parameters.return_} differ from the control's, more than the "
+                f"{differing} of {total} answers of {returned} differ from the control's, more than the "
                 f"declared {parameters.divergence_max_share:.0%}"
             )
-    distinct, prompts = _discrimination(runs, parameters.return_)
+    distinct, prompts = _discrimination(runs, returned)
     if distinct < DISCRIMINATING_SHARE * prompts:
         return None, (
             f"not discriminating: {prompts} different prompts got only {distinct} different answers from this model, "
             f"at least {DISCRIMINATING_SHARE:.0%} are needed"
         )
     return True, (
-        f"{compared} of {compared} answers of {parameters.return_} equal the same run's {parameters.hit}; "
+        f"{compared} of {compared} answers of {returned} equal the same run's {hit}; "
         f"{differing} of {total} differ from the control's (allowed {parameters.divergence_max_share:.0%}); "
         f"{distinct} different answers to {prompts} prompts"
     )
@@ -135,11 +163,16 @@ def answers_equal(context: GateContext, parameters: AnswersEqual) -> Decision:
 
 def mismatches(runs: Iterable[RunRecord], parameters: AnswersEqual) -> list[Mismatch]:
     """Answers that differ between the engine's own cache and the tier inside one run; a missing one is no answer."""
+    listed = list(runs)
+    return [found for hit, returned in parameters.compared() for found in _mismatches(listed, hit, returned)]
+
+
+def _mismatches(runs: list[RunRecord], hit: str, returned: str) -> list[Mismatch]:
     return [
-        Mismatch(run, parameters.return_, key)
+        Mismatch(run, returned, key)
         for run in runs
-        for key, (hit, returned) in _in_both(run, parameters).items()
-        if hit is not None and returned is not None and hit != returned
+        for key, (first, second) in _in_both(run, hit, returned).items()
+        if first is not None and second is not None and first != second
     ]
 
 
@@ -154,7 +187,7 @@ def wrong_answers(runs: Iterable[RunRecord], parameters: AnswersEqual) -> list[E
             found[0].run.pair,
             found[0].phase,
             "wrong_answer",
-            f"{len(found)} answers differ from {parameters.hit} ({some(m.key for m in found)})",
+            f"{len(found)} answers differ from {' and '.join(_listed(parameters.hit))} ({some(m.key for m in found)})",
         )
         for found in by_run.values()
     ]
@@ -182,11 +215,11 @@ def compare_answers(context: GateContext, arm: str, against: str, phase_name: st
     return differing, total
 
 
-def _in_both(run: RunRecord, parameters: AnswersEqual) -> dict[str, tuple[str | None, str | None]]:
-    hit, returned = phase_of(run, parameters.hit), phase_of(run, parameters.return_)
-    if hit is None or returned is None:
+def _in_both(run: RunRecord, hit: str, returned: str) -> dict[str, tuple[str | None, str | None]]:
+    hit_phase, return_phase = phase_of(run, hit), phase_of(run, returned)
+    if hit_phase is None or return_phase is None:
         return {}
-    first, second = _by_prompt(hit), _by_prompt(returned)
+    first, second = _by_prompt(hit_phase), _by_prompt(return_phase)
     return {key: (answer, second[sha][1]) for sha, (key, answer) in first.items() if sha in second}
 
 

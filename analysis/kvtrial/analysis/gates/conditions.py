@@ -59,11 +59,16 @@ def client_honest(context: GateContext, parameters: ClientHonest) -> Decision:
 
 
 class ConditionsEqual(Struct, frozen=True, forbid_unknown_fields=True):
-    """Tolerance of the CPU clock between arms (relative), most client CPU (cores), and its most difference of arms."""
+    """Tolerance of the CPU clock between arms (relative), most client CPU (cores), and its most difference of arms.
+
+    `ram_tolerance_percent`: how far the host's RAM may differ between runs, for virtual machines that are given memory
+    as they use it.
+    """
 
     cpu_mhz_tolerance_share: float
     client_cpu_share_max: float
     client_cpu_difference_max: float = 0.30
+    ram_tolerance_percent: float = 0.0
 
 
 @gate("conditions_equal", ConditionsEqual)
@@ -82,6 +87,7 @@ def conditions_equal(context: GateContext, parameters: ConditionsEqual) -> Decis
         _clock(context, parameters.cpu_mhz_tolerance_share),
         _throttle(context),
         _client_cpu(context, parameters),
+        _ram(context, parameters.ram_tolerance_percent),
     ):
         details.append(text)
         problems += [problem] if problem else []
@@ -97,7 +103,6 @@ def conditions_equal(context: GateContext, parameters: ConditionsEqual) -> Decis
 _FIXED: dict[str, Callable[[RunRecord], object]] = {
     "CPU model": lambda run: run.conditions.cpu_model,
     "CPUs": lambda run: run.conditions.cpus,
-    "RAM": lambda run: run.conditions.ram_total_bytes,
     "kernel": lambda run: run.conditions.kernel,
     "governor": lambda run: run.conditions.governor,
     "transparent huge pages": lambda run: run.conditions.transparent_hugepages,
@@ -119,6 +124,17 @@ def _clock(context: GateContext, tolerance: float) -> tuple[str, str | None]:
     if max(medians.values()) > (1 + tolerance) * min(medians.values()):
         return "", f"CPU clock differs between arms by more than {tolerance:.0%}: {shown}"
     return f"CPU clock {shown}", None
+
+
+def _ram(context: GateContext, tolerance_percent: float) -> tuple[str, str | None]:
+    sizes = [run.conditions.ram_total_bytes for run in context.runs]
+    least, most = min(sizes), max(sizes)
+    if least == most:
+        return f"RAM {most:,} bytes in all runs", None
+    shown = f"RAM is not the same in all runs: {least:,} to {most:,} bytes"
+    if most - least > tolerance_percent / 100 * most:
+        return "", shown
+    return f"{shown} (allowed are {tolerance_percent:g} %)", None
 
 
 def _throttle(context: GateContext) -> tuple[str, str | None]:

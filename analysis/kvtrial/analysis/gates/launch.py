@@ -2,6 +2,7 @@
 
 import ipaddress
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ from kvtrial.record.protocol import Arm
 from kvtrial.record.record import Resolved, RunRecord
 
 _WHERE_IT_LISTENS = {"port"}
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @gate("launch_differs_as_declared", NoParameters)
@@ -161,13 +163,16 @@ def _differences(left: RunRecord, right: RunRecord) -> list[Difference]:
 
 
 def _without_scratch(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with the engine's own temporary directory, new in every run, replaced by one name."""
+    """The configuration with what is new in every process replaced by a name: its temporary directory, addresses."""
     scratch = config.get("vllm_env.VLLM_RPC_BASE_PATH")
-    if not isinstance(scratch, str) or not scratch.startswith("/"):
-        return config
-    return {
-        path: value.replace(scratch, "<scratch>") if isinstance(value, str) else value for path, value in config.items()
-    }
+    known = isinstance(scratch, str) and scratch.startswith("/")
+
+    def plain(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return _ADDRESS.sub(" at <address>", value.replace(str(scratch), "<scratch>") if known else value)
+
+    return {path: plain(value) for path, value in config.items()}
 
 
 @gate("model_and_version", NoParameters)
@@ -197,8 +202,12 @@ def model_and_version(context: GateContext, parameters: NoParameters) -> Decisio
 
 @gate("loopback_only", NoParameters, judges_faulted=True)
 def loopback_only(context: GateContext, parameters: NoParameters) -> Decision:
-    """Every listening socket of the engine is on a loopback address, and there is one."""
-    outside, sockets = [], 0
+    """Every listening socket of the engine is on a loopback address, and there is one.
+
+    Some versions open sockets on every address. Where the engine's network namespace has loopback alone, that is the
+    same, and the detail says so.
+    """
+    outside, sockets, alone = [], 0, 0
     asked = [*context.runs, *(run for run in context.faulted if run.resolved is not None)]
     if not asked:
         return None, "no engine came up far enough to be asked"
@@ -206,6 +215,9 @@ def loopback_only(context: GateContext, parameters: NoParameters) -> Decision:
         if run.resolved is None or not run.resolved.listening:
             return None, f"no listening socket is recorded in {where(run)}"
         sockets += len(run.resolved.listening)
+        if run.resolved.loopback_alone:
+            alone += 1
+            continue
         outside += [
             f"{where(run)}: {socket.address}:{socket.port}"
             for socket in run.resolved.listening
@@ -213,7 +225,8 @@ def loopback_only(context: GateContext, parameters: NoParameters) -> Decision:
         ]
     if outside:
         return False, f"listening beyond loopback: {some(outside)}"
-    return True, f"{sockets} listening sockets in {len(asked)} runs, all on loopback"
+    detail = f"{sockets} listening sockets in {len(asked)} runs, all on loopback"
+    return True, detail + (f" ({alone} runs in a network namespace that has nothing else)" if alone else "")
 
 
 class HazardParameters(Struct, frozen=True, forbid_unknown_fields=True):

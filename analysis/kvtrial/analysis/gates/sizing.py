@@ -4,7 +4,7 @@ from msgspec import Struct
 
 from kvtrial.analysis.gates.context import Decision, GateContext, gate, phase_of, some, where
 from kvtrial.analysis.metrics import delta
-from kvtrial.analysis.workingset import request_blocks, tier_chunks
+from kvtrial.analysis.workingset import TierScope, held_at_once, request_blocks, tier_chunks, tier_scope
 from kvtrial.record.launch import parse_vllm_args, tier_of
 from kvtrial.record.record import PhaseRecord, RequestFact, RunRecord
 from kvtrial.record.versions import within
@@ -13,12 +13,14 @@ from kvtrial.record.versions import within
 class WorkingSet(Struct, frozen=True, forbid_unknown_fields=True):
     """Least pressure in shares of the usable GPU blocks, most stored chunks in shares of the tier.
 
+    `tier_scope`: whether the chunks of the whole run must fit the tier, or those of each block of phases (LRU only).
     `returns`: the phases whose prompts must have been pushed out; by default those of the gate `prefix_evicted`.
     """
 
     pressure_share_min: float
     tier_share_max: float
     returns: list[str] = []
+    tier_scope: TierScope = "run"
 
 
 @gate("working_set", WorkingSet)
@@ -44,7 +46,7 @@ def working_set(context: GateContext, parameters: WorkingSet) -> Decision:
             wrong, detail = _pressure(run, phase, parameters.pressure_share_min)
             problems += wrong
             details.append(detail)
-        wrong, detail = _tier(context, run, parameters.tier_share_max)
+        wrong, detail = _tier(context, run, parameters)
         problems += wrong
         details.append(detail)
     if problems:
@@ -86,27 +88,33 @@ def _pressure(run: RunRecord, target: PhaseRecord, share_min: float) -> tuple[li
     return problems, f"{target.name}: pressure {blocks:,} blocks = {blocks / usable:.2f} × {usable:,} usable GPU blocks"
 
 
-def _tier(context: GateContext, run: RunRecord, share_max: float) -> tuple[list[str], str]:
-    """All chunks the run stored, whatever their salt, against the tier's; a full tier returns nothing at all."""
+def _tier(context: GateContext, run: RunRecord, parameters: WorkingSet) -> tuple[list[str], str]:
+    """All chunks stored, whatever their salt, against the tier's; a full tier returns nothing at all."""
     tier_bytes, chunk_tokens = run.capacity.tier_bytes.get(run.arm), run.capacity.chunk_tokens.get(run.arm)
     if not tier_bytes or not chunk_tokens:
         return [], ""
     tier = tier_of(parse_vllm_args(run.launch.argv), run.launch.env, run.vllm_version_pinned)
+    extra = tier.extra if tier is not None else {}
     # Unset it is true, since there is such a key (vLLM 0.23).
     unset = within(run.vllm_version_pinned, "0.23", None)
-    prompt_only = tier is not None and tier.extra.get("offload_prompt_only", unset) is True
+    prompt_only = extra.get("offload_prompt_only", unset) is True
+    scope = tier_scope(parameters.tier_scope, extra)
     salts = {phase.name: phase.salt for phase in context.protocol.phases}
-    stored: dict[tuple[str, str], int] = {}
-    for phase in run.phases:
-        for request in phase.requests:
-            tokens = _prompt_tokens(phase, request) + (0 if prompt_only else request.max_tokens - 1)
-            key = salts.get(phase.name, phase.block), request.prompt_sha256
-            stored[key] = max(stored.get(key, 0), tokens // chunk_tokens)
-    chunks = sum(stored.values())
+    stored = [
+        (
+            phase.block,
+            (salts.get(phase.name, phase.block), request.prompt_sha256),
+            (_prompt_tokens(phase, request) + (0 if prompt_only else request.max_tokens - 1)) // chunk_tokens,
+        )
+        for phase in run.phases
+        for request in phase.requests
+    ]
+    chunks = held_at_once(stored, scope)
     capacity = tier_chunks(tier_bytes, chunk_tokens, run.capacity.kv_bytes_per_token)
-    detail = f"{chunks:,} chunks stored, {capacity:,} in the tier of {run.arm}"
-    if chunks > share_max * capacity:
-        return [f"{where(run)}: {detail}, more than {share_max:g} of it"], ""
+    where_stored = " in the largest block of phases" if scope == "block" else ""
+    detail = f"{chunks:,} chunks stored{where_stored}, {capacity:,} in the tier of {run.arm}"
+    if chunks > parameters.tier_share_max * capacity:
+        return [f"{where(run)}: {detail}, more than {parameters.tier_share_max:g} of it"], ""
     return [], detail
 
 

@@ -16,6 +16,22 @@ class ArmAndPhase(Struct, frozen=True, forbid_unknown_fields=True):
     phase: str
 
 
+class ArmAndPhases(Struct, frozen=True, forbid_unknown_fields=True):
+    """An arm, and the phases in which it is judged: one, several, or both."""
+
+    arm: str
+    phase: str | None = None
+    phases: list[str] = []
+
+    def __post_init__(self) -> None:
+        if not self.all():
+            raise ValueError("missing required field `phase` (or `phases`)")
+
+    def all(self) -> list[str]:
+        """Every phase that is named, in order."""
+        return [*([self.phase] if self.phase else []), *self.phases]
+
+
 class ArmOrArms(Struct, frozen=True, forbid_unknown_fields=True):
     """One arm, several, or both; by default the protocol's control."""
 
@@ -29,9 +45,9 @@ class Phases(Struct, frozen=True, forbid_unknown_fields=True):
     phases: list[str]
 
 
-@gate("treatment_delivered", ArmAndPhase)
-def treatment_delivered(context: GateContext, parameters: ArmAndPhase) -> Decision:
-    """Bytes loaded in the phase are exactly the external prompt tokens times bytes per token, and more than none.
+@gate("treatment_delivered", ArmAndPhases)
+def treatment_delivered(context: GateContext, parameters: ArmAndPhases) -> Decision:
+    """Bytes loaded in each phase are exactly the external prompt tokens times bytes per token, and more than none.
 
     External hits equal the external tokens, and in every phase of every run prompt tokens by source add up. Loads of
     preempted requests count as bytes only (vLLM counts their lookups nowhere), so after a preemption bytes may exceed.
@@ -40,31 +56,34 @@ def treatment_delivered(context: GateContext, parameters: ArmAndPhase) -> Decisi
     if not runs:
         return None, f"no completed run of arm {parameters.arm}"
     problems: list[str] = []
-    shown: set[tuple[float, float, float]] = set()
-    for run in runs:
-        phase = phase_of(run, parameters.phase)
-        if phase is None:
-            return None, f"{where(run)} has no phase {parameters.phase}"
-        loaded, tokens = delta(phase, "load_bytes"), delta(phase, "prompt_tokens_external")
-        hits, prompt = delta(phase, "external_prefix_cache_hits_tokens"), delta(phase, "prompt_tokens")
-        if loaded is None or tokens is None or prompt is None:
-            return None, f"{where(run, phase)}: load bytes or prompt tokens by source are not exported"
-        problems += _not_delivered(run, phase, loaded, tokens, hits)
-        shown.add((loaded, tokens, prompt))
+    sums: list[str] = []
+    for name in parameters.all():
+        shown: set[tuple[float, float, float]] = set()
+        for run in runs:
+            phase = phase_of(run, name)
+            if phase is None:
+                return None, f"{where(run)} has no phase {name}"
+            loaded, tokens = delta(phase, "load_bytes"), delta(phase, "prompt_tokens_external")
+            hits, prompt = delta(phase, "external_prefix_cache_hits_tokens"), delta(phase, "prompt_tokens")
+            if loaded is None or tokens is None or prompt is None:
+                return None, f"{where(run, phase)}: load bytes or prompt tokens by source are not exported"
+            problems += _not_delivered(run, phase, loaded, tokens, hits)
+            shown.add((loaded, tokens, prompt))
+        sums.append(f"{name}: {_sums(shown, runs[0].capacity.kv_bytes_per_token)}")
     for run in context.runs:
         problems += _sources_do_not_add_up(run)
     if problems:
         return False, some(problems)
-    per_token = runs[0].capacity.kv_bytes_per_token
-    sums = " or ".join(
+    counted = f"in {len(runs)} of {len(runs)} {parameters.arm} runs"
+    return True, f"{', '.join(sums)}, {counted}; prompt tokens by source add up"
+
+
+def _sums(shown: set[tuple[float, float, float]], per_token: int) -> str:
+    """What was seen in the runs of a phase, (loaded bytes, external tokens, prompt tokens), each sum once."""
+    return " or ".join(
         f"{loaded:,.0f} bytes loaded = {tokens:,.0f} tokens × {per_token:,} "
         f"({tokens:,.0f} of {prompt:,.0f} prompt tokens)"
         for loaded, tokens, prompt in sorted(shown)
-    )
-    return (
-        True,
-        f"{parameters.phase}: {sums}, in {len(runs)} of {len(runs)} {parameters.arm} runs; "
-        "prompt tokens by source add up",
     )
 
 
