@@ -33,7 +33,7 @@ SMALL = {
     "warmups": 7,
     "misses": 4,
 }
-LIMITS = {"idle_timeout_seconds": 1.0, "start_timeout_seconds": 20.0, "stop_timeout_seconds": 5.0}
+LIMITS = {"idle_timeout_seconds": 3.0, "start_timeout_seconds": 20.0, "stop_timeout_seconds": 5.0}
 
 
 def free_port() -> int:
