@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,7 +34,7 @@ def _trial(tmp_path: Path) -> Iterator[Callable[..., Trial]]:
 @pytest.fixture(name="nothing_left")
 def _nothing_left(tmp_path: Path) -> Iterator[None]:
     """Fails the test that leaves a process, a temporary folder or a shared memory file of ours."""
-    temporary = Path("/tmp")
+    temporary = Path(tempfile.gettempdir())
     before = {*temporary.glob("kvtrial-*"), *Path("/dev/shm").glob("vllm*")}
     yield
     until = time.monotonic() + 5.0
