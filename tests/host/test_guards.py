@@ -1,5 +1,6 @@
 """A user's host is not ours: each guard of the host program is seen firing, with its sentence."""
 
+import contextlib
 import mmap
 import os
 import socket
@@ -87,6 +88,34 @@ def test_too_little_ram_is_refused_with_the_numbers(trial):
 
 def test_too_little_disk_is_refused_with_the_numbers(trial):
     assert "bytes are free on disk" in reason(trial(runs=1, limits={"disk_reserve_bytes": 2**60}))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a file system of its own needs root")
+@pytest.mark.usefixtures("nothing_left")
+def test_a_disk_that_fills_up_within_a_run_ends_the_engine_and_says_so(trial, tmp_path):
+    trial = trial(runs=2, limits={"disk_reserve_bytes": 4096})
+    directory = trial.folder.directory
+    kept = {path.name: path.read_bytes() for path in directory.iterdir()}
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(directory)], check=True)
+    try:
+        for name, content in kept.items():
+            (directory / name).write_bytes(content)
+        program = subprocess.Popen([sys.executable, "-m", "kvtrial.host.program", "run", "--directory", str(directory)],
+                                   stdout=subprocess.PIPE, text=True)  # fmt: skip
+        trial.wait(lambda progress: progress.phase == "populate")
+        with contextlib.suppress(OSError), (directory / "filler").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(1024))
+        said = program.communicate(timeout=60)[0]
+        assert program.returncode == 1
+        assert "No space left on device" in said
+        assert "free the disk and start again" in said
+        assert trial.records() == []
+        (directory / "filler").unlink()
+        trial.run()
+        assert len(trial.records()) == 2
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
 def test_a_port_that_was_taken_meanwhile_is_a_fault_of_the_environment(trial):

@@ -78,7 +78,6 @@ class Program:
 
     def do(self, run: RunPlan) -> None:
         """One run; where it can't be written (disk full) the program stops, and the same command goes on later."""
-        self.tell(run=run.run, pair=run.pair, arm=run.arm, phase="starting the engine")
         context = RunContext(
             campaign=self.campaign,
             plan=self.plan,
@@ -90,6 +89,7 @@ class Program:
             is_stopping=self.is_stopping,
         )
         try:
+            self.tell(run=run.run, pair=run.pair, arm=run.arm, phase="starting the engine")
             record = execute(run, self.folder.partial, context)
             self.folder.set_aside_damaged(run.run)
             publish(self.folder.partial, self.folder.runs / run.run)
