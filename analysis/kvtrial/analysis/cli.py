@@ -38,6 +38,22 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
+def fit_lengths(options: argparse.Namespace) -> int:
+    """From which prefix length on an arm pays, of campaigns with several lengths; writes a figure where asked."""
+    from kvtrial.analysis.lengths import describe, fit_campaign
+
+    fits = [fit for directory in options.campaign for fit in fit_campaign(directory)]
+    if options.plot is not None:
+        from kvtrial.analysis.lengthsplot import lengths_plot
+
+        options.plot.write_text(lengths_plot(fits), encoding="utf-8")
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(fits), indent=1).decode())
+    else:
+        print("\n".join(said for fit in fits for said in describe(fit)))
+    return 0
+
+
 def plan(options: argparse.Namespace) -> int:
     """Runs, hours, RAM and least detectable effect; touches no host."""
     from kvtrial.analysis.planning import announce
@@ -124,6 +140,10 @@ def _parser() -> argparse.ArgumentParser:
     analyzed.add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
     analyzed.add_argument("--json", action="store_true")
     command("report", report).add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
+    fitted = command("fit-lengths", fit_lengths)
+    fitted.add_argument("campaign", type=Path, nargs="+")
+    fitted.add_argument("--json", action="store_true")
+    fitted.add_argument("--plot", type=Path, metavar="FILE.svg", help="write the lines and crossings as a figure")
     command("reproduce", show_reproduce).add_argument("record", type=Path, help="a record.json")
     checked = command("check", check)
     checked.add_argument("launch", type=Path, help="YAML with host, vllm and arms")

@@ -90,7 +90,7 @@ def _to_svg(figure: Figure, name: str, title: str, description: str) -> str:
     return head + text[opening.end() :]
 
 
-def _shown(label: str, limit: int = LABEL_CHARACTERS_MAX) -> str:
+def shown(label: str, limit: int = LABEL_CHARACTERS_MAX) -> str:
     """A label as drawn: printable, and short enough for the figure."""
     clean = "".join(character if character.isprintable() else " " for character in label)
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
@@ -143,11 +143,11 @@ def paired_plot(
                 va="center",
                 fontweight="bold",
             )
-        axes.set_xticks([0, 1], [_shown(against, 18), _shown(arm, 18)])
+        axes.set_xticks([0, 1], [shown(against, 18), shown(arm, 18)])
         axes.set_xlim(-0.45, 1.45)
         axes.set_ylim(bottom=min(0.0, min(min(pair) for pair in drawn) * factor))
         axes.yaxis.set_major_locator(MaxNLocator(6))
-        axes.set_ylabel(_shown(f"{metric}{f', {unit}' if unit else ''}"))
+        axes.set_ylabel(shown(f"{metric}{f', {unit}' if unit else ''}"))
         axes.tick_params(axis="x", length=0)
         return _to_svg(figure, "paired", f"Pairs: {against} and {arm}", description)
 
@@ -171,7 +171,7 @@ def forest_plot(rows: Sequence[ForestRow], description: str) -> str | None:
             marker = "D" if row.is_primary else "o"
             axes.plot([row.effect], [height - 0.1], marker, color=ARMS[1], markersize=6.5, zorder=2)
             axes.annotate(
-                _shown(row.label),
+                shown(row.label),
                 (0, height + 0.16),
                 xycoords=("axes fraction", "data"),
                 va="bottom",
@@ -224,7 +224,7 @@ def ecdf_plot(times_seconds: dict[str, list[float | None]], description: str) ->
                 color=ARMS[index % len(ARMS)],
                 linestyle=line,
                 linewidth=2,
-                label=f"{_shown(arm, 18)} ({sent:,})",
+                label=f"{shown(arm, 18)} ({sent:,})",
             )
         axes.set_xlim(0, largest * factor * 1.04)
         axes.set_ylim(0, 1.03)
