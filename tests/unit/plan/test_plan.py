@@ -355,3 +355,25 @@ def test_a_tier_holds_the_largest_block_unless_blocks_share_prompts_or_the_run_c
 def test_only_a_tier_that_throws_out_what_is_oldest_is_counted_by_block():
     assert tier_scope("block", {}) == tier_scope("block", {"eviction_policy": "lru"}) == "block"
     assert tier_scope("block", {"eviction_policy": "arc"}) == tier_scope("run", {}) == "run"
+
+
+def test_control_against_control_has_the_phases_and_comparisons_of_the_trial_whose_noise_it_shows():
+    sizes = {"fits": 1, "misses": 3}
+    trial = plan(**lengths(114688, sizes=sizes))
+    as_there = {**LENGTHS["engine_args"], "no-async-scheduling": True}
+    noise = plan(**lengths(114688, protocol="aa_lengths", sizes=sizes, engine_args=as_there))
+    mine, theirs = noise.hosts[0], trial.hosts[0]
+    assert sorted(mine.launches) == ["again", "control"]
+    assert mine.launches["again"].argv == mine.launches["control"].argv
+    assert sorted(mine.launches["control"].argv) == sorted(theirs.launches["control"].argv)
+    assert mine.launches["again"].env == mine.launches["control"].env
+    assert [[(p.name, p.block, len(p.indices), p.prompts.tokens) for p in run.phases] for run in mine.runs] == [
+        [(p.name, p.block, len(p.indices), p.prompts.tokens) for p in run.phases] for run in theirs.runs
+    ]
+    declared = [
+        [(c.phase, c.metric, c.role, c.effect_scale) for c in campaign.protocol.comparisons]
+        for campaign in (noise, trial)
+    ]
+    assert declared[0] == declared[1]
+    assert mine.capacity.tier_bytes == {}
+    assert not {"treatment_delivered", "answers_equal", "noload_respected"} & set(noise.protocol.gates)
