@@ -12,7 +12,7 @@ import re
 import resource
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 from urllib.parse import SplitResult, urlsplit
@@ -30,11 +30,10 @@ from kvtrial.record.load import (
     RequestError,
     RequestResult,
     RequestSpec,
-    read_results,
-    write_results,
 )
 
-__all__ = ["Progress", "read_results", "request_body", "run_load", "run_load_blocking", "write_results"]
+OnResult = Callable[[RequestResult], None]
+"""Called once for each request, in the order of completion."""
 
 Progress = Callable[[int, int], None]
 """Called with (requests done, requests in all), at most every 0.5 s while the phase runs."""
@@ -76,14 +75,28 @@ def request_body(model: str, request: RequestSpec) -> bytes:
     return msgspec.json.encode(body)
 
 
-def run_load_blocking(spec: LoadSpec, on_progress: Progress | None = None) -> LoadOutcome:
+def run_load_blocking(
+    spec: LoadSpec,
+    requests: Iterable[RequestSpec],
+    on_result: OnResult,
+    on_progress: Progress | None = None,
+    *,
+    calibration_id: str | None = None,
+) -> LoadOutcome:
     """`run_load` on an event loop of its own (uvloop where installed) with the garbage collector off."""
     with quiet_collector(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(run_load(spec, on_progress))
+        return runner.run(run_load(spec, requests, on_result, on_progress, calibration_id=calibration_id))
 
 
-async def run_load(spec: LoadSpec, on_progress: Progress | None = None) -> LoadOutcome:
-    """Send every request of `spec` and return one result for each, in the same order.
+async def run_load(
+    spec: LoadSpec,
+    requests: Iterable[RequestSpec],
+    on_result: OnResult,
+    on_progress: Progress | None = None,
+    *,
+    calibration_id: str | None = None,
+) -> LoadOutcome:
+    """Send every request once and hand out one result for each, in the order in which they end.
 
     Closed loop: `concurrency` requests in flight, the next one sent when an answer has ended. Open loop: each request
     sent at its `scheduled_seconds`, whatever became of earlier ones. Connections are kept alive and reused, as many as
@@ -91,9 +104,10 @@ async def run_load(spec: LoadSpec, on_progress: Progress | None = None) -> LoadO
 
     Raises UnusableInput for a specification that cannot be run; a server's faults are results, never exceptions.
     """
-    address = _check(spec)
-    with _room_for_connections(spec.concurrency, len(spec.requests)):
-        return await _Phase(spec, address, on_progress).run()
+    wanted = list(requests)
+    address = _check(spec, wanted)
+    with _room_for_connections(spec.concurrency, len(wanted)):
+        return await _Phase(spec, wanted, address, on_result, on_progress, calibration_id).run()
 
 
 class _Exchange:
@@ -109,7 +123,6 @@ class _Exchange:
         "prompt_sha256",
         "request",
         "response",
-        "result",
         "scheduled_ns",
         "sent_ns",
         "wire",
@@ -128,7 +141,6 @@ class _Exchange:
         self.connection: _Connection | None = None
         self.response: Response | None = None
         self.error: RequestError | None = None
-        self.result: RequestResult | None = None
 
 
 class _Connection(asyncio.Protocol):
@@ -208,8 +220,18 @@ class _Connection(asyncio.Protocol):
 class _Phase:
     """One phase of load: what is waiting, in flight and finished, and the connections between."""
 
-    def __init__(self, spec: LoadSpec, address: tuple[str, int], on_progress: Progress | None) -> None:
+    def __init__(
+        self,
+        spec: LoadSpec,
+        requests: list[RequestSpec],
+        address: tuple[str, int],
+        on_result: OnResult,
+        on_progress: Progress | None,
+        calibration_id: str | None,
+    ) -> None:
         self._spec = spec
+        self._on_result = on_result
+        self._calibration_id = calibration_id
         self._host, self._port = address
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
@@ -217,7 +239,7 @@ class _Phase:
         host_header = urlsplit(spec.base_url).netloc
         self._exchanges = [
             _Exchange(request, post_bytes(host_header, _PATH, request_body(spec.model, request)))
-            for request in spec.requests
+            for request in requests
         ]
         self._waiting: deque[_Exchange] = deque()
         self._in_flight: set[_Exchange] = set()
@@ -257,8 +279,9 @@ class _Phase:
         while self._unread:
             self._read_next()
         return LoadOutcome(
-            results=[self._result_of(exchange) for exchange in self._exchanges],
-            card=card,
+            sent=len(self._exchanges),
+            prompts_sha256=hashlib.sha256("\n".join(e.prompt_sha256 for e in self._exchanges).encode()).hexdigest(),
+            card=msgspec.structs.replace(card, calibration_id=self._calibration_id),
             started_monotonic_ns=started_monotonic_ns,
             seconds=(self._ended_ns - self._began_ns) / 1e9,
         )
@@ -462,12 +485,8 @@ class _Phase:
     def _read_next(self) -> None:
         exchange = self._unread.popleft()
         self._unread_bytes -= _buffered_bytes(exchange)
-        exchange.result = _result(exchange, self._began_ns)
+        self._on_result(_result(exchange, self._began_ns))
         exchange.response = None
-
-    def _result_of(self, exchange: _Exchange) -> RequestResult:
-        assert exchange.result is not None, "every exchange is finished and read by now"
-        return exchange.result
 
 
 def _result(exchange: _Exchange, began_ns: int) -> RequestResult:
@@ -573,7 +592,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 # Validation of a specification.
 
 
-def _check(spec: LoadSpec) -> tuple[str, int]:
+def _check(spec: LoadSpec, requests: list[RequestSpec]) -> tuple[str, int]:
     """The address to connect to. Raises UnusableInput for a specification that cannot be run."""
     address = _loopback_address(spec.base_url)
     if spec.concurrency is not None and spec.concurrency < 1:
@@ -581,13 +600,13 @@ def _check(spec: LoadSpec) -> tuple[str, int]:
             f"concurrency={spec.concurrency} sends nothing; give at least 1, or none for an open loop by "
             "scheduled_seconds."
         )
-    for name in ("idle_timeout_seconds", "request_timeout_seconds"):
+    for name in ("idle_timeout_seconds", "request_timeout_seconds", "deadlock_seconds"):
         if not getattr(spec, name) > 0:
             raise UnusableInput(f"{name}={getattr(spec, name)} ends every request at once; give a number above 0.")
-    if not spec.requests:
-        raise UnusableInput("requests=[] is no load; give at least one request.")
+    if not requests:
+        raise UnusableInput("no requests are no load; give at least one request.")
     keys: set[str] = set()
-    for request in spec.requests:
+    for request in requests:
         if request.key in keys:
             raise UnusableInput(f"request key {request.key!r} stands twice; keys are unique within a phase.")
         keys.add(request.key)

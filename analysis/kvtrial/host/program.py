@@ -88,6 +88,7 @@ class Program:
             on_phase=self.on_phase,
             on_engine=self.on_engine,
             is_stopping=self.is_stopping,
+            folder=self.folder.directory,
         )
         try:
             record = execute(run, self.folder.partial, context)

@@ -126,6 +126,8 @@ class PhaseRecord(Struct, frozen=True):
     """One phase as measured. `before` and `after` map metric roles to values; None = the engine does not export it.
 
     `token_gaps` percentiles are over all requests of the phase. Throughput is output tokens over the phase's seconds.
+    `concurrency` is None for an open loop; `arrivals` says in words how requests came, None in records that are older.
+    `requests` lists the first thousand, in the order of the plan.
     """
 
     name: str
@@ -133,7 +135,7 @@ class PhaseRecord(Struct, frozen=True):
     started_monotonic_seconds: float
     seconds: float
     scrape_seconds: float
-    concurrency: int
+    concurrency: int | None
     prompts_sha256: str
     sent: int
     finished: int
@@ -151,6 +153,10 @@ class PhaseRecord(Struct, frozen=True):
     metrics_caveats: list[str]
     card: HonestyCard
     requests: list[RequestFact]
+    ttft_mean_seconds: float | None = None
+    inter_token_mean_seconds: float | None = None
+    e2e_p95_seconds: float | None = None
+    arrivals: str | None = None
 
 
 class WatchHit(Struct, frozen=True):

@@ -8,6 +8,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from kvtrial.host import client
 from kvtrial.host.client import request_body, run_load, run_load_blocking
 from kvtrial.host.sse import sha256_of_tokens
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.load import LoadOutcome, LoadSpec, RequestResult, RequestSpec
+from kvtrial.record.load import HonestyCard, LoadOutcome, LoadSpec, RequestResult, RequestSpec
 from stamped_server import Script, StampedServer
 
 
@@ -26,16 +27,34 @@ def requests(count: int, **fields: Any) -> list[RequestSpec]:
     ]
 
 
-def load(server_url: str, wanted: list[RequestSpec], concurrency: int | None = 1, **fields: Any) -> LoadOutcome:
-    spec = LoadSpec(
-        base_url=server_url,
-        model="m",
-        concurrency=concurrency,
-        requests=wanted,
-        idle_timeout_seconds=fields.pop("idle_timeout_seconds", 20),
-        request_timeout_seconds=fields.pop("request_timeout_seconds", 30),
-    )
-    return run_load_blocking(spec, **fields)
+@dataclass(frozen=True)
+class Loaded:
+    """What a load left: its results in the order of the specification, and the rest of the outcome."""
+
+    results: list[RequestResult]
+    outcome: LoadOutcome
+
+    @property
+    def card(self) -> HonestyCard:
+        return self.outcome.card
+
+
+def spec_for(server_url: str, concurrency: int | None = 1, **fields: Any) -> LoadSpec:
+    limits = {"idle_timeout_seconds": 20, "request_timeout_seconds": 30, "deadlock_seconds": 30}
+    return LoadSpec(base_url=server_url, model="m", concurrency=concurrency, **(limits | fields))
+
+
+def load(server_url: str, wanted: list[RequestSpec], concurrency: int | None = 1, **fields: Any) -> Loaded:
+    limits = {name: fields.pop(name) for name in list(fields) if name.endswith("_seconds")}
+    found: dict[str, RequestResult] = {}
+
+    def take(result: RequestResult) -> None:
+        assert result.key not in found, "one result for each request"
+        found[result.key] = result
+
+    outcome = run_load_blocking(spec_for(server_url, concurrency, **limits), wanted, take, **fields)
+    assert outcome.sent == len(wanted) == len(found)
+    return Loaded([found[request.key] for request in wanted], outcome)
 
 
 def by_request(scripts: dict[int, Script], otherwise: Script | None = None) -> Callable[[dict[str, Any]], Script]:
@@ -93,9 +112,9 @@ def test_stamps_lie_after_the_servers_own_and_between_its_writes() -> None:
     assert result.first_byte_ns is not None
     assert result.first_token_ns is not None
     # One machine, one clock: the server's stamps need only the start of the phase taken off.
-    written = [stamp - outcome.started_monotonic_ns for stamp in served.token_written_ns]
+    written = [stamp - outcome.outcome.started_monotonic_ns for stamp in served.token_written_ns]
     slack_ns = 50_000_000  # between the two stamps of the phase's start; not a speed
-    assert result.sent_ns <= served.arrived_ns - outcome.started_monotonic_ns + slack_ns
+    assert result.sent_ns <= served.arrived_ns - outcome.outcome.started_monotonic_ns + slack_ns
     assert written[0] - slack_ns <= result.first_token_ns <= written[1]
     # Headers come at once, the first token 50 ms later: first byte and first token must not be confused.
     assert result.first_byte_ns < result.first_token_ns - 10_000_000
@@ -397,8 +416,8 @@ def test_the_card_states_what_the_client_did() -> None:
         outcome = load(server.base_url, requests(4), 2)
         after_ns = time.monotonic_ns()
     card = outcome.card
-    assert before_ns <= outcome.started_monotonic_ns <= after_ns
-    assert 0 < outcome.seconds <= card.wall_seconds <= (after_ns - before_ns) / 1e9
+    assert before_ns <= outcome.outcome.started_monotonic_ns <= after_ns
+    assert 0 < outcome.outcome.seconds <= card.wall_seconds <= (after_ns - before_ns) / 1e9
     lags = (card.dispatch_lag_p50_seconds, card.dispatch_lag_p95_seconds, card.dispatch_lag_max_seconds)
     measured = sorted((r.sent_ns or 0) - r.scheduled_ns for r in outcome.results)
     assert lags[2] == measured[-1] / 1e9
@@ -469,18 +488,11 @@ def test_a_callback_that_fails_ends_the_phase_with_its_error() -> None:
 
 def test_a_cancelled_phase_leaves_no_connection_and_sends_nothing_more() -> None:
     with StampedServer(lambda body: Script(ending="stall")) as server:
-        spec = LoadSpec(
-            base_url=server.base_url,
-            model="m",
-            concurrency=2,
-            requests=requests(5),
-            idle_timeout_seconds=30,
-            request_timeout_seconds=30,
-        )
+        spec = spec_for(server.base_url, 2)
 
         async def cancel() -> None:
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(run_load(spec), 0.3)
+                await asyncio.wait_for(run_load(spec, requests(5), lambda result: None), 0.3)
 
         asyncio.run(cancel())
         assert server.wait_for_connections(0) == 0
