@@ -16,7 +16,7 @@ from kvtrial.record.errors import UnusableInput
 from kvtrial.record.exposition import parse_page, read_page
 from kvtrial.record.load import LoadOutcome, RequestResult, RequestSpec
 from kvtrial.record.plan import Launch, Limits, PhasePlan
-from kvtrial.record.record import PhaseRecord, RequestFact
+from kvtrial.record.record import OpenLoop, PhaseRecord, RequestFact
 from kvtrial.record.store import write_atomically
 
 SETTLE_GAP_SECONDS = 0.05
@@ -67,7 +67,7 @@ def _engine_lines(text: str) -> list[str]:
 class PhaseFacts:
     """What a phase's record says of its requests, gathered as results come; quantiles stay exact.
 
-    A finished request takes 16 bytes here; gaps between tokens are counted by their whole microseconds.
+    A finished request takes 32 bytes here; gaps between tokens are counted by their whole microseconds.
     """
 
     def __init__(self) -> None:
@@ -79,6 +79,9 @@ class PhaseFacts:
         self.ttfts = array("d")
         self.e2es = array("d")
         self.gaps_us: Counter[int] = Counter()
+        self.due = array("d")
+        self.due_last = 0.0
+        self.ended_last = 0.0
         self._listed: dict[str, RequestFact | None] = {}
         self._max_tokens: dict[str, int] = {}
 
@@ -94,10 +97,13 @@ class PhaseFacts:
         """Take one result."""
         self.sent += 1
         self.output_tokens += result.output_tokens
+        self.due_last = max(self.due_last, result.scheduled_ns / 1e9)
+        self.ended_last = max(self.ended_last, (result.last_token_ns or result.scheduled_ns) / 1e9)
         if result.error is None:
             self.finished += 1
             if (ttft := ttft_seconds(result)) is not None:
                 self.ttfts.append(ttft)
+                self.due.append(result.scheduled_ns / 1e9)
             if e2e := e2e_seconds(result):
                 self.e2es.append(e2e)
             self.gaps_us.update(result.token_gaps_us)
@@ -106,6 +112,18 @@ class PhaseFacts:
             self.first_error = self.first_error or result.error.detail
         if result.key in self._listed:
             self._listed[result.key] = request_fact(result, self._max_tokens[result.key])
+
+    def open_loop(self) -> OpenLoop | None:
+        """How the requests fared over the time in which they were due; None without a first token."""
+        if not self.due:
+            return None
+        first = min(self.due)
+        middle = (first + self.due_last) / 2
+        halves: tuple[list[float], list[float]] = ([], [])
+        for due, ttft in zip(self.due, self.ttfts, strict=True):
+            halves[due > middle].append(ttft)
+        early, late = (statistics.fmean(half) if half else None for half in halves)
+        return OpenLoop(self.due_last - first, self.ended_last - self.due_last, early, late)
 
     @property
     def listed(self) -> list[RequestFact]:
@@ -171,6 +189,7 @@ def phase_record(
         ttft_mean_seconds=statistics.fmean(facts.ttfts) if facts.ttfts else None,
         inter_token_mean_seconds=_gap_mean(facts.gaps_us),
         e2e_p95_seconds=percentile(facts.e2es, 0.95),
+        open_loop=facts.open_loop() if phase.concurrency is None else None,
     )
 
 

@@ -122,6 +122,19 @@ class RequestFact(Struct, frozen=True):
     error_class: str | None
 
 
+class OpenLoop(Struct, frozen=True):
+    """How an open loop went, to tell whether the engine kept up with what arrived.
+
+    `span_seconds` lie between the first and the last time at which a request was due, `drain_seconds` between that last
+    time and the end of the last answer. The halves are of the span, by when a request was due.
+    """
+
+    span_seconds: float
+    drain_seconds: float
+    ttft_mean_first_half_seconds: float | None
+    ttft_mean_second_half_seconds: float | None
+
+
 class PhaseRecord(Struct, frozen=True):
     """One phase as measured. `before` and `after` map metric roles to values; None = the engine does not export it.
 
@@ -157,6 +170,7 @@ class PhaseRecord(Struct, frozen=True):
     inter_token_mean_seconds: float | None = None
     e2e_p95_seconds: float | None = None
     arrivals: str | None = None
+    open_loop: OpenLoop | None = None
 
 
 class WatchHit(Struct, frozen=True):
