@@ -9,6 +9,7 @@ from kvtrial.analysis.compare import blank_result
 from kvtrial.analysis.effect import Interval, decide, outward
 from kvtrial.analysis.faults import MAX_PAIR_GAP_SECONDS
 from kvtrial.analysis.fleet import LEAST_HOSTS, combine, odd_hosts
+from kvtrial.analysis.gates.conditions import calibration_caveat
 from kvtrial.analysis.hostverdict import (
     HostOutcome,
     agreeing,
@@ -96,6 +97,7 @@ def conclude(
             *caveats_of(protocol, evidence, comparisons),
             *(f"{host}: {LOST}; it counts as a planned host without records" for host in lost),
             *_pair_caveats(outcomes),
+            *([uncalibrated] if (uncalibrated := calibration_caveat(records)) else []),
             *_saturation_caveats(protocol, records_by_host),
             *_odd_host_caveats(protocol, counted, records_by_host),
         ],

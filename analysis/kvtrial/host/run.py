@@ -15,6 +15,7 @@ from kvtrial.host.conditions import read_conditions
 from kvtrial.host.engine import Engine, RunFault, refuse_port, routable
 from kvtrial.host.keeper import EngineExit
 from kvtrial.host.phases import Scrape, phase_record, run_phase, settled_scrape, write_scrapes
+from kvtrial.record.calibration import Calibration
 from kvtrial.record.hazards import watch_log
 from kvtrial.record.load import ResultsWriter
 from kvtrial.record.plan import HostPlan, PhasePlan, RunPlan
@@ -47,7 +48,7 @@ STOPPING_REASONS = {
 class RunContext(Struct, frozen=True):
     """What a run needs from the program: ids, deadline, and how to tell progress or learn of a stop.
 
-    `folder` is where the plan lies, with the traces it names. `calibration_id` is of the load client on this host.
+    `folder` is where the plan lies, with the traces it names. `calibration` is the load client's card on this host.
     """
 
     campaign: str
@@ -59,7 +60,7 @@ class RunContext(Struct, frozen=True):
     on_engine: Callable[[Engine | None], None]
     is_stopping: Callable[[], bool]
     folder: Path
-    calibration_id: str | None = None
+    calibration: Calibration | None = None
 
 
 class Interrupted(Exception):
@@ -147,6 +148,7 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
             for hit in watch_log(served_log.splitlines(), context.plan.vllm_version)
         ],
         files=files,
+        calibration=context.calibration,
     )
     content = msgspec.json.format(msgspec.json.encode(record), indent=1)
     digest = write_atomically(directory / "record.json", content)
@@ -196,7 +198,7 @@ def _one_phase(
             plan.limits,
             context.folder,
             lambda result: results.write(phase.name, result),
-            calibration_id=context.calibration_id,
+            calibration_id=context.calibration.calibration_id if context.calibration else None,
         )
         after = settled_scrape(base_url, plan.vllm_version, plan.model.name)
     except httpx.HTTPError as error:

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from kvtrial.record.calibration import Calibration
 from kvtrial.record.load import HonestyCard
 from kvtrial.record.plan import Capacity, Launch, Model
 
@@ -181,7 +182,10 @@ class WatchHit(Struct, frozen=True):
 
 
 class RunRecord(Struct, frozen=True):
-    """All facts of one run. `attempt` is 1 plus the number of interruptions of the campaign on this host before it."""
+    """All facts of one run. `attempt` is 1 plus the number of interruptions of the campaign on this host before it.
+
+    `calibration` is the card of the load client that was in force on this host, None where there was none.
+    """
 
     schema_version: str
     kvtrial_version: str
@@ -210,3 +214,4 @@ class RunRecord(Struct, frozen=True):
     phases: list[PhaseRecord]
     watch_hits: list[WatchHit]
     files: dict[str, str]
+    calibration: Calibration | None = None
