@@ -15,9 +15,10 @@ from kvtrial.host.workload import load_spec, phase_requests
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.exposition import parse_page, read_page
 from kvtrial.record.load import LoadOutcome, RequestResult, RequestSpec
-from kvtrial.record.plan import Launch, Limits, PhasePlan
+from kvtrial.record.plan import ConstantPlan, Launch, Limits, PhasePlan, PoissonPlan, RecordedPlan
 from kvtrial.record.record import OpenLoop, PhaseRecord, RequestFact
 from kvtrial.record.store import write_atomically
+from kvtrial.record.workload import concurrency_of, open_loop
 
 SETTLE_GAP_SECONDS = 0.05
 SETTLE_LIMIT_SECONDS = 2.0
@@ -168,7 +169,7 @@ def phase_record(
         started_monotonic_seconds=outcome.started_monotonic_ns / 1e9,
         seconds=outcome.seconds,
         scrape_seconds=after.seconds,
-        concurrency=phase.concurrency,
+        concurrency=concurrency_of(phase),
         prompts_sha256=outcome.prompts_sha256,
         sent=facts.sent,
         finished=facts.finished,
@@ -189,8 +190,21 @@ def phase_record(
         ttft_mean_seconds=statistics.fmean(facts.ttfts) if facts.ttfts else None,
         inter_token_mean_seconds=_gap_mean(facts.gaps_us),
         e2e_p95_seconds=percentile(facts.e2es, 0.95),
-        open_loop=facts.open_loop() if phase.concurrency is None else None,
+        arrivals=arrivals_text(phase),
+        open_loop=facts.open_loop() if open_loop(phase) else None,
     )
+
+
+def arrivals_text(phase: PhasePlan) -> str:
+    """How the requests of a phase come, in words."""
+    match phase.arrivals:
+        case ConstantPlan(rate_per_second=rate):
+            return f"constant, {rate:g} a second"
+        case PoissonPlan(rate_per_second=rate):
+            return f"Poisson, {rate:g} a second"
+        case RecordedPlan(speed=speed):
+            return "as recorded" if speed == 1 else f"as recorded, {speed:g} times as fast"
+    return f"closed loop, {concurrency_of(phase)} in flight"
 
 
 def ttft_seconds(result: RequestResult) -> float | None:

@@ -1,0 +1,71 @@
+"""A whole offload_mix campaign by the host program on the stand-in engine: sweep, saturation, trace."""
+
+import pytest
+
+MIX = {
+    "prompt_tokens": 144,
+    "tier_bytes": 67108864,
+    "targets": 8,
+    "pressure": 8,
+    "warmups": 7,
+    "misses": 4,
+    "mix_requests": 8,
+    "arrivals_per_minute": 1800,
+    "mix_output_tokens": 4,
+}
+CHUNKS_TOKENS = 128
+"""Whole chunks of 64 in a prompt of 144."""
+
+
+def mix(trial, **changes):
+    return trial(runs=2, protocol="offload_mix", sizes=MIX, slowdown=2, **changes)
+
+
+def phase_of(record, name):
+    return next(phase for phase in record.phases if phase.name == name)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_sweep_loads_exactly_the_declared_share_and_passes_its_gates(trial):
+    trial = mix(trial)
+    trial.run()
+    records = trial.records()
+    assert [record.outcome for record in records] == ["completed"] * 2
+    offload = next(record for record in records if record.arm == "offload")
+    for percent in (0, 25, 50, 75, 100):
+        phase = phase_of(offload, f"mix_{percent:02d}")
+        tokens = phase.after["prompt_tokens_external"] - phase.before["prompt_tokens_external"]
+        assert tokens == percent * 8 // 100 * CHUNKS_TOKENS
+        assert phase.after["load_bytes"] - phase.before["load_bytes"] == tokens * 4096
+        assert (phase.concurrency, phase.arrivals) == (None, "Poisson, 30 a second")
+        assert phase.open_loop is not None
+        assert phase.ttft_mean_seconds is not None
+    verdict = trial.verdict()
+    # How busy this machine is says nothing of the protocol: it is not the stand-in's to answer.
+    timed = ("undisturbed", "client_honest", "conditions_equal", "keeps_up")
+    failed = [gate for gate in verdict.hosts[0].gates if gate.passed is not True and gate.gate not in timed]
+    assert failed == []
+    assert verdict.protocol == "offload_mix"
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_an_engine_slower_than_the_arrivals_fails_the_gate_on_it(trial):
+    trial = trial(
+        runs=2, protocol="offload_mix_share", sizes={**MIX, "mix_requests": 24, "hit_share_percent": 0}, slowdown=15
+    )
+    trial.run()
+    record = trial.records()[0]
+    loop = phase_of(record, "mix").open_loop
+    assert loop.ttft_mean_second_half_seconds > 2 * loop.ttft_mean_first_half_seconds
+    gate = trial.gate("keeps_up")
+    assert gate.passed is False
+    assert "the engine did not keep up with the arrivals" in gate.detail
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_tier_that_loads_nothing_is_no_treatment_in_the_mix(trial):
+    trial = mix(trial, faults="no_load")
+    trial.run()
+    gate = trial.gate("treatment_delivered")
+    assert gate.passed is False
+    assert "0 bytes were loaded" in gate.detail
