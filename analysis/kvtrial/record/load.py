@@ -157,12 +157,14 @@ class LoadOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How many requests were sent for (each has its result), the card, when the phase began and how long it took.
 
     `prompts_sha256` is over the hashes of the prompts in the order in which the requests were given, one a line.
+    `started_cpu_ns` is the CPU time that the process had used when the phase began.
     """
 
     sent: int
     prompts_sha256: str
     card: HonestyCard
     started_monotonic_ns: int
+    started_cpu_ns: int
     seconds: float
 
 
@@ -217,7 +219,7 @@ def read_results(path: Path) -> Iterator[dict[str, Any]]:
     Raises UnusableInput where the file is cut, damaged or not of this kind, OSError where it cannot be read.
     """
     decoder = msgspec.json.Decoder(dict[str, Any])
-    for number, line in enumerate(_lines_of(path), start=1):
+    for number, line in enumerate(_zstd_lines(path), start=1):
         try:
             yield decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -226,7 +228,17 @@ def read_results(path: Path) -> Iterator[dict[str, Any]]:
             ) from None
 
 
-def _lines_of(path: Path) -> Iterator[bytes]:
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, compressed where its name ends in .zst, without their ends. Errors as read_results."""
+    if path.suffix == ".zst":
+        yield from _zstd_lines(path)
+        return
+    with path.open("rb") as file:
+        for line in file:
+            yield line.removesuffix(b"\n")
+
+
+def _zstd_lines(path: Path) -> Iterator[bytes]:
     # A stream reader of zstandard takes a cut file for a short one; a decompression object knows the frame's end.
     frame = zstandard.ZstdDecompressor().decompressobj()
     tail = b""

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from kvtrial.host import client
-from kvtrial.host.client import request_body, run_load, run_load_blocking
+from kvtrial.host import client, dispatch
+from kvtrial.host.client import run_load, run_load_blocking
+from kvtrial.host.connection import Connection
+from kvtrial.host.spool import request_body
 from kvtrial.host.sse import sha256_of_tokens
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.load import HonestyCard, LoadOutcome, LoadSpec, RequestResult, RequestSpec
@@ -344,7 +346,7 @@ def test_a_connection_that_the_server_closed_while_idle_is_replaced() -> None:
 
 
 def test_a_connection_idle_for_long_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_REUSE_WITHIN_NS", 50_000_000)
+    monkeypatch.setattr(dispatch, "REUSE_WITHIN_NS", 50_000_000)
     wanted = [RequestSpec(key=f"r{n}", prompt_token_ids=[n], max_tokens=1, scheduled_seconds=0.3 * n) for n in range(3)]
     with StampedServer() as server:
         outcome = load(server.base_url, wanted, None)
@@ -354,14 +356,14 @@ def test_a_connection_idle_for_long_is_not_trusted(monkeypatch: pytest.MonkeyPat
 
 def test_nagles_algorithm_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    made = client._Connection.connection_made
+    made = Connection.connection_made
 
     def spy(self: Any, transport: asyncio.BaseTransport) -> None:
         sock = transport.get_extra_info("socket")
         seen.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         made(self, transport)
 
-    monkeypatch.setattr(client._Connection, "connection_made", spy)
+    monkeypatch.setattr(Connection, "connection_made", spy)
     with StampedServer() as server:
         load(server.base_url, requests(1))
     assert len(seen) == 1
@@ -500,16 +502,16 @@ def test_a_cancelled_phase_leaves_no_connection_and_sends_nothing_more() -> None
 
 
 def test_much_buffered_is_read_during_the_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_BUFFER_LIMIT_BYTES", 2000)
+    monkeypatch.setattr(dispatch, "BUFFER_LIMIT_BYTES", 2000)
     read_during: list[int] = []
     with StampedServer(lambda body: Script(gap_seconds=0.03)) as server:
-        read_next = client._Phase._read_next
+        read_next = dispatch.Phase._read_next
 
         def spy(self: Any) -> None:
             read_during.append(self._finished)
             read_next(self)
 
-        monkeypatch.setattr(client._Phase, "_read_next", spy)
+        monkeypatch.setattr(dispatch.Phase, "_read_next", spy)
         outcome = load(server.base_url, requests(12))
     assert read_during[0] < 12, "some answers were read before the last had come"
     assert len(read_during) == 12
