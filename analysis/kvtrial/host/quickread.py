@@ -19,7 +19,7 @@ _END = b"0\r\n\r\n"
 _CHUNK = re.compile(rb"([0-9a-f]{1,7})\r\n")
 _TEXT = rb'[^"\\\x00-\x1f]*+(?:\\["\\/bfnrt][^"\\\x00-\x1f]*+)*+'
 _EVENT = re.compile(
-    rb'(?P<open>\{"id":")(?P<id>[^"\\\x00-\x1f]*+)(?P<mid>"[^\\]*?"created":)(?P<created>[1-9][0-9]{0,17})'
+    rb'(?P<open>\{"id":")(?P<id>[^"\\\x00-\x1f]*+)(?P<mid>"[^\\]*?"created":)(?P<created>0|[1-9][0-9]{0,17})'
     rb'(?P<before>,[^\\]*?"text":")(?P<text>' + _TEXT + rb')(?P<after>"[^\\]*?"token_ids":\[)'
     rb"(?P<token>0|[1-9][0-9]{0,8})"
     rb"(?P<close>\][^\\]*)"
@@ -39,7 +39,7 @@ class _Template:
         self.constant_bytes = len(b"data: \n\n") + sum(map(len, (opening, before, after, closing)))
         self.findall = re.compile(
             rb"([0-9a-f]{1,7})\r\ndata: " + re.escape(opening)
-            + rb'([^"\\\x00-\x1f]*+' + re.escape(middle) + rb"[1-9][0-9]{0,17})" + re.escape(before)
+            + rb'([^"\\\x00-\x1f]*+' + re.escape(middle) + rb"(?:0|[1-9][0-9]{0,17}))" + re.escape(before)
             + rb"(" + _TEXT + rb")" + re.escape(after) + rb"(0|[1-9][0-9]{0,8})" + re.escape(closing) + rb"\n\n\r\n"
             + rb"|(?s:.+)"
         ).findall  # fmt: skip
