@@ -9,7 +9,7 @@ import msgspec
 
 from kvtrial.analysis.check import Finding, check_launches
 from kvtrial.analysis.effect import mde
-from kvtrial.analysis.inputs import HostInput, Request, model_of
+from kvtrial.analysis.inputs import CHOSEN_SIZES, HostInput, Request, model_of
 from kvtrial.analysis.launch import TRANSFER, merged_args, render
 from kvtrial.analysis.protocols import check_pairs, load_protocol, only_arms, resolve, with_sizes
 from kvtrial.analysis.workingset import (
@@ -38,7 +38,7 @@ from kvtrial.record.plan import (
     RunPlan,
     WorkloadPlan,
 )
-from kvtrial.record.protocol import Phase, PromptSet, Protocol, Trace
+from kvtrial.record.protocol import Phase, Poisson, PromptSet, Protocol, Recorded, Trace
 from kvtrial.record.version import SCHEMA_VERSION
 from kvtrial.record.versions import NEWEST_READ, OLDEST_READ, outside_read_range
 
@@ -68,7 +68,8 @@ def make_plan(request: Request, protocol: Protocol, traces: Traces = NO_TRACES) 
     `traces`: those that the protocol replays, as read_traces gives them.
     """
     protocols = {name: for_host(protocol, host) for name, host in request.hosts.items()}
-    planned = [_host_plan(name, request, protocols[name], traces) for name in sorted(request.hosts)]
+    known: dict[bytes, RunNeeds] = {}
+    planned = [_host_plan(name, request, protocols[name], traces, known) for name in sorted(request.hosts)]
     any_host = sorted(request.hosts)[0]
     return Plan(
         schema_version=SCHEMA_VERSION,
@@ -85,7 +86,7 @@ def _with_files(protocol: Protocol, traces: Traces) -> Protocol:
         return protocol
     workloads = {
         name: msgspec.structs.replace(workload, file=traces.files[workload].file, requests=0)
-        if isinstance(workload, Trace)
+        if isinstance(workload, Trace) and workload in traces.files
         else workload
         for name, workload in protocol.workloads.items()
     }
@@ -94,13 +95,43 @@ def _with_files(protocol: Protocol, traces: Traces) -> Protocol:
 
 def requested_protocol(request: Request) -> Protocol:
     """The protocol that a request names, with its choice of arms and pairs applied and checked."""
-    protocol = load_protocol(request.protocol, Path(request.protocols_dir))
+    protocol = load_protocol(_chosen_protocol(request), Path(request.protocols_dir))
+    for name in CHOSEN_SIZES:
+        if getattr(request, name) is not None and name not in protocol.sizes:
+            raise UnusableInput(
+                f"protocol {protocol.name} has no size {name}, so kvtrial_{name}={getattr(request, name)} sets "
+                f"nothing; leave it out, or use -e protocol=offload_mix."
+            )
+    if request.arrivals_per_minute is not None:
+        protocol = _at_own_rate(protocol)
     if request.arms is not None:
         protocol = only_arms(protocol, request.arms)
     if request.pairs is not None:
         check_pairs(request.pairs)
         protocol = msgspec.structs.replace(protocol, pairs=dict.fromkeys(("cpu", "gpu"), request.pairs))
     return protocol
+
+
+def _at_own_rate(protocol: Protocol) -> Protocol:
+    """The protocol with Poisson arrivals at the size arrivals_per_minute where it would replay recorded times."""
+    rate = Poisson(rate_per_minute="$arrivals_per_minute")
+    phases = [
+        msgspec.structs.replace(phase, arrivals=rate) if isinstance(phase.arrivals, Recorded) else phase
+        for phase in protocol.phases
+    ]
+    return msgspec.structs.replace(protocol, phases=phases)
+
+
+def _chosen_protocol(request: Request) -> str:
+    """The protocol's name. A trace or a hit share chooses its form NAME_trace or NAME_share, where there is one."""
+    if request.trace is not None and request.hit_share_percent is not None:
+        raise UnusableInput(
+            f"kvtrial_trace and kvtrial_hit_share_percent={request.hit_share_percent} are both given; a trace has the "
+            f"share that it has, so leave one of them out."
+        )
+    form = "trace" if request.trace is not None else "share" if request.hit_share_percent is not None else None
+    name = f"{request.protocol}_{form}"
+    return name if form and (Path(request.protocols_dir) / f"{name}.yml").is_file() else request.protocol
 
 
 def for_host(protocol: Protocol, host: HostInput) -> Protocol:
@@ -152,15 +183,16 @@ def _refuse_memory(host_name: str, host: HostInput, protocol: Protocol) -> None:
         )
 
 
-def _host_plan(name: str, request: Request, protocol: Protocol, traces: Traces) -> tuple[HostPlan, float]:
-    """The host's part of the plan, and the seconds that it will take."""
+def _host_plan(
+    name: str, request: Request, protocol: Protocol, traces: Traces, known: dict[bytes, RunNeeds]
+) -> tuple[HostPlan, float]:
+    """The host's part of the plan, and the seconds that it will take. `known`: needs that were counted already."""
     host = request.hosts[name]
     refuse(name, host, protocol)
     launches = _guarded({arm: render(host, arm, spec) for arm, spec in protocol.arms.items()}, host)
     capacity = _capacity(name, host, protocol)
     runs = _runs(name, request.seed, host, protocol, capacity.block_tokens, traces)
-    # Every arm of a pair sends the same, and every pair prompts of the same lengths.
-    needs = run_needs(runs[0].phases, capacity.block_tokens, traces.folder)
+    needs = _needs(request.seed, host, protocol, capacity.block_tokens, traces, known)
     extras = _extras(host, protocol)
     for run in runs[: len(protocol.arms)]:
         declared = str(protocol.gates.get("working_set", {}).get("tier_scope", "run"))
@@ -168,9 +200,9 @@ def _host_plan(name: str, request: Request, protocol: Protocol, traces: Traces) 
     _refuse_length(name, host, protocol, needs)
     seconds = _seconds(runs, needs, host.backend)
     limits = {**DEFAULT_LIMITS, "deadline_seconds": max(1800.0, 3 * seconds), **host.limits}
-    known = [name for name in Limits.__struct_fields__ if name != "foreign_cpu_share_max"]
-    if unknown := set(limits) - set(known):
-        raise UnusableInput(f"limit {sorted(unknown)[0]} is not known; kvtrial_limits takes {', '.join(known)}.")
+    allowed = [name for name in Limits.__struct_fields__ if name != "foreign_cpu_share_max"]
+    if unknown := set(limits) - set(allowed):
+        raise UnusableInput(f"limit {sorted(unknown)[0]} is not known; kvtrial_limits takes {', '.join(allowed)}.")
     for limit, value in limits.items():
         if not float(value) > 0:
             raise UnusableInput(
@@ -192,8 +224,23 @@ def _host_plan(name: str, request: Request, protocol: Protocol, traces: Traces) 
         replacement_pairs=protocol.faults.replacement_pairs,
         limits=msgspec.convert(limits, type=Limits, strict=False),
         if_controller_gone=host.if_controller_gone,
+        client_cpus=host.client_cpus,
     )
     return plan, seconds
+
+
+def _needs(
+    seed: int, host: HostInput, protocol: Protocol, block_tokens: int, traces: Traces, known: dict[bytes, RunNeeds]
+) -> RunNeeds:
+    """What a run of the host needs. All arms, pairs and hosts of the same sizes send prompts of the same lengths.
+
+    So the phases of a nameless host are counted, once: a trace may have a million requests and a fleet many hosts.
+    """
+    phases = _phases("", seed, 1, host, protocol, block_tokens, traces)
+    key = msgspec.json.encode((phases, block_tokens))
+    if key not in known:
+        known[key] = run_needs(phases, block_tokens, traces.folder)
+    return known[key]
 
 
 def _guarded(launches: dict[str, Launch], host: HostInput) -> dict[str, Launch]:
@@ -371,9 +418,11 @@ def _phases(
     seeds = Seeds(shapes=str(seed), tokens=f"{seed}/{host_name}/{pair}")
     ids = (host.model.low_token_id, host.model.high_token_id)
     sets = {name: _prompt_plan(name, prompts, seeds.tokens, ids) for name, prompts in protocol.prompt_sets.items()}
+    used = {phase.workload for phase in protocol.phases}
     workloads = {
         name: workload_plan(name, workload, seeds, sets, ids, block_tokens, traces)
         for name, workload in (protocol.workloads or {}).items()
+        if name in used
     }
     plans = [_phase(phase, pair, sets, workloads, seeds) for phase in protocol.phases]
     blocks = list(dict.fromkeys(plan.block for plan in plans))

@@ -11,9 +11,10 @@ from msgspec import UNSET
 
 from kvtrial.analysis.gates import validate_gates
 from kvtrial.analysis.metrics import find_metric
-from kvtrial.analysis.workloads import MOST_REQUESTS, MOST_TOKENS, refuse_impossible_workloads
+from kvtrial.analysis.workloads import MOST_REQUESTS, refuse_impossible_workloads
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.protocol import Closed, Mix, Phase, Protocol, Recorded, Trace
+from kvtrial.record.trace import MOST_TOKENS
 from kvtrial.record.version import refuse_newer
 from kvtrial.record.versions import within
 

@@ -41,14 +41,13 @@ from kvtrial.record.protocol import (
     Uniform,
     Workload,
 )
+from kvtrial.record.trace import MOST_PAUSE_SECONDS, MOST_TOKENS
 from kvtrial.record.workload import lognormal_share
 
 IntegersDrawn: Any = Fixed[int] | Uniform[int] | LogNormal[int] | Choice[int]
 NumbersDrawn: Any = Fixed[float] | Uniform[float] | LogNormal[float] | Choice[float]
 MOST_REQUESTS = 1_000_000
-MOST_TOKENS = 10_000_000
 MOST_TURNS = 1000
-MOST_PAUSE_SECONDS = 3600.0
 MOST_RATE_PER_SECOND = 100_000.0
 LEAST_SHARE_WITHIN = 1e-6
 """Of a lognormal distribution within its bounds; below it the bounds say what is drawn, not the distribution."""
@@ -57,8 +56,9 @@ LEAST_SHARE_WITHIN = 1e-6
 class TraceFile(Struct, frozen=True):
     """A trace that was read and written in its normal form: `file` below the folder of `Traces`.
 
-    `untimed_line` is the first line without a time, None where all have one; `seconds` lie between the first time and
-    the last one. `source` is what the user calls it.
+    `source` is what the user calls it. `untimed_line` is the first request without a time that needs one, None where
+    there is none; `seconds` lie between the first time and the last. `text`: whether a prompt is text, so that its
+    length is only estimated. `left_out`: conversations in which nothing is asked.
     """
 
     source: str
@@ -67,6 +67,8 @@ class TraceFile(Struct, frozen=True):
     requests: int
     seconds: float | None
     untimed_line: int | None
+    text: bool
+    left_out: int
 
 
 class Traces(Struct, frozen=True):

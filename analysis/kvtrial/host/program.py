@@ -37,6 +37,7 @@ from kvtrial.host.processes import end_processes, foreign_engines, read_process
 from kvtrial.host.run import Interrupted, RunContext, execute, publish
 from kvtrial.host.schedule import dropped_pairs, next_run, runs_left
 from kvtrial.host.state import Folder, Progress, first_progress
+from kvtrial.host.workload import check_traces
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import RunPlan
 
@@ -228,7 +229,7 @@ def _locked(folder: Folder) -> Iterator[None]:
 
 def start(folder: Folder) -> Progress:
     """Start the program detached, unless it runs already with the same plan; return its progress."""
-    _, digest = folder.read_plan()
+    plan, digest = folder.read_plan()
     running = folder.program_alive()
     if running is not None:
         if running.plan_sha256 != digest:
@@ -237,6 +238,7 @@ def start(folder: Folder) -> Progress:
                 f"{digest[:12]}); stop it first, or use a new campaign."
             )
         return running
+    check_traces(plan, folder.directory)
     before = folder.read_progress()
     with (folder.directory / "program.log").open("ab") as log:
         process = subprocess.Popen(

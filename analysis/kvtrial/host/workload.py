@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvtrial.record.load import LoadSpec, RequestSpec
-from kvtrial.record.plan import HostPlan, Launch, Limits, MixPlan, PhasePlan, PromptPlan, TracePlan
+from kvtrial.record.plan import HostPlan, Launch, Limits, MixPlan, PhasePlan, PromptPlan, files_of_traces
 from kvtrial.record.trace import check_trace
 from kvtrial.record.workload import RequestShape, SetPrompt, Source, concurrency_of, planned_requests
 
@@ -73,9 +73,7 @@ def _prompt(phase: PhasePlan, shape: RequestShape, source: Source) -> tuple[list
 
 def check_traces(plan: HostPlan, folder: Path) -> None:
     """Raise UnusableInput unless every trace that the plan names lies in `folder` as it was planned with."""
-    workloads = (phase.workload for run in plan.runs for phase in run.phases)
-    traces = {trace.file: trace.sha256 for trace in workloads if isinstance(trace, TracePlan)}
-    for file, sha256 in sorted(traces.items()):
+    for file, sha256 in files_of_traces(plan).items():
         check_trace(folder / file, sha256)
 
 

@@ -205,8 +205,12 @@ class Capacity(Struct, frozen=True, forbid_unknown_fields=True):
     chunk_tokens: dict[str, int]
 
 
-class HostPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """One host's part of the plan; all that the host program needs."""
+class HostPlan(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One host's part of the plan; all that the host program needs.
+
+    `client_cpus`: where the load client runs: "auto" (CPUs that the engine cannot use, where there are any), "none"
+    (anywhere), or a list such as "14-15" (there; every arm's engine is then started on the other CPUs).
+    """
 
     schema_version: str
     protocol: str
@@ -221,6 +225,7 @@ class HostPlan(Struct, frozen=True, forbid_unknown_fields=True):
     replacement_pairs: int
     limits: Limits
     if_controller_gone: IfControllerGone
+    client_cpus: str = "auto"
 
 
 class Estimate(Struct, frozen=True, forbid_unknown_fields=True):
@@ -242,6 +247,13 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
     seed: int
     hosts: list[HostPlan]
     estimates: dict[str, Estimate]
+
+
+def files_of_traces(plan: HostPlan) -> dict[str, str]:
+    """Files that a host needs beside its plan, and the sha256 of the lines of each."""
+    workloads = (phase.workload for run in plan.runs for phase in run.phases)
+    traces = {trace.file: trace.sha256 for trace in workloads if isinstance(trace, TracePlan)}
+    return dict(sorted(traces.items()))
 
 
 def canonical_json(value: Struct) -> bytes:

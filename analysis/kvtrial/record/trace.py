@@ -8,15 +8,22 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import zstandard
+from msgspec import Meta
 
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.store import sync_directory
 
 _ZSTD_LEVEL = 3
 _READ_BYTES = 1 << 18
+MOST_TOKENS = 10_000_000
+MOST_PAUSE_SECONDS = 3600.0
+Tokens = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Text = Annotated[str, Meta(min_length=1)]
 
 
 class TraceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -29,14 +36,14 @@ class TraceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     """
 
     time: float | None = None
-    prompt: str | None = None
-    prompt_token_ids: list[int] | None = None
-    prompt_tokens: int | None = None
-    prompt_id: str | None = None
-    max_tokens: int | None = None
-    salt: str | None = None
-    after: int | None = None
-    pause_seconds: float = 0.0
+    prompt: Text | None = None
+    prompt_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=MOST_TOKENS)] | None = None
+    prompt_tokens: Tokens | None = None
+    prompt_id: Text | None = None
+    max_tokens: Tokens | None = None
+    salt: Text | None = None
+    after: Annotated[int, Meta(ge=1)] | None = None
+    pause_seconds: Annotated[float, Meta(ge=0, le=MOST_PAUSE_SECONDS)] = 0.0
 
 
 def write_trace(path: Path, lines: Iterable[TraceLine]) -> str:
