@@ -1,6 +1,12 @@
 """A whole offload_mix campaign by the host program on the stand-in engine: sweep, saturation, trace."""
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
+from kvtrial.analysis.campaign import prepare, read_campaign
+from trial import Trial, request_for
 
 MIX = {
     "prompt_tokens": 144,
@@ -69,3 +75,60 @@ def test_a_tier_that_loads_nothing_is_no_treatment_in_the_mix(trial):
     gate = trial.gate("treatment_delivered")
     assert gate.passed is False
     assert "0 bytes were loaded" in gate.detail
+
+
+# ------------------------------------------------------------------------------------------------------------ traces
+
+
+def replay(tmp_path: Path, lines: list[dict[str, object]]) -> Trial:
+    """A trial of one pair that replays a trace, prepared as the controller does it and shipped by hand."""
+    trace = tmp_path / "requests.jsonl"
+    trace.write_text("\n".join(json.dumps(line) for line in lines))
+    request = {**request_for(tmp_path, slowdown=2, protocol="offload_mix", sizes=MIX), "trace": str(trace)}
+    directory = Path(prepare(request)["directory"])
+    trial = Trial(tmp_path / "campaigns" / "trace", read_campaign(directory).plan, 2)
+    shutil.copytree(directory / "workloads", trial.folder.directory / "workloads")
+    return trial
+
+
+def visits(passes: list[str]) -> list[dict[str, object]]:
+    """Eight prompts of 144 tokens, asked for in each pass with that pass's salt; three passes overrun the GPU cache."""
+    return [
+        {"time": 0.04 * (8 * number + prompt), "prompt_id": f"p{prompt}", "prompt_tokens": 144, "max_tokens": 2}
+        | {"salt": salt}
+        for number, salt in enumerate(passes)
+        for prompt in range(8)
+    ]
+
+
+@pytest.mark.usefixtures("trial", "nothing_left")
+def test_a_trace_is_replayed_with_its_salts_kept_apart(tmp_path):
+    trial = replay(tmp_path, visits(["tenant-a", "tenant-b", "tenant-a"]))
+    trial.run()
+    records = trial.records()
+    assert [record.outcome for record in records] == ["completed"] * 2
+    phases = {record.arm: phase_of(record, "trace") for record in records}
+    sources = {
+        arm: [phase.after[role] - phase.before[role] for role in
+              ("prompt_tokens_computed", "prompt_tokens_local_hit", "prompt_tokens_external")]
+        for arm, phase in phases.items()
+    }  # fmt: skip
+    # Only the third pass finds its own salt again, and the second found nothing of the first.
+    assert sources["offload"] == [24 * 144 - 8 * CHUNKS_TOKENS, 0, 8 * CHUNKS_TOKENS]
+    assert sources["control"] == [24 * 144, 0, 0]
+    assert phases["control"].prompts_sha256 == phases["offload"].prompts_sha256
+    assert phases["offload"].arrivals == "as recorded"
+    gate = trial.gate("treatment_delivered")
+    assert gate.passed is True, gate
+    assert "29.6% from the tier, 70.4% recomputed" in gate.detail
+
+
+@pytest.mark.usefixtures("trial", "nothing_left")
+def test_a_trace_whose_salts_never_meet_leaves_the_tier_nothing_to_do(tmp_path):
+    trial = replay(tmp_path, visits(["tenant-a", "tenant-b", "tenant-c"]))
+    trial.run()
+    verdict = trial.verdict()
+    gate = trial.gate("treatment_delivered")
+    assert gate.passed is False
+    assert "neither a gain nor a loss: the treatment was not delivered" in gate.detail
+    assert verdict.verdict == "INVALID"
