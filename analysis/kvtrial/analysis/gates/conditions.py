@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, gate, some, where
 from kvtrial.analysis.metrics import find_metric
+from kvtrial.record.calibration import NOT_CALIBRATED
 from kvtrial.record.record import PhaseRecord, RunRecord, Samples
 
 _GPU_FIELDS_THAT_MUST_HOLD = (
@@ -101,7 +102,7 @@ def calibration_caveat(runs: list[RunRecord]) -> str | None:
     if not without:
         return None
     return (
-        f"the load client is not calibrated on {', '.join(without)}, so how far its times are off there is not known "
+        f"{NOT_CALIBRATED} {', '.join(without)}, so how far its times are off there is not known "
         "(playbooks/calibrate.yml measures it)"
     )
 
