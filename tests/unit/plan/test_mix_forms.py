@@ -116,3 +116,12 @@ def test_the_container_inventorys_sizes_fit_its_gpu_blocks_and_tier(tmp_path):
     host["hosts"]["h1"]["connector_extra_config"] = {}
     request = read_request(host)
     assert make_plan(request, requested_protocol(request)).estimates["h1"].runs == 12
+
+
+def test_a_trace_larger_than_the_tier_is_the_users_own(tmp_path):
+    """The tier of the fixture holds 128 chunks of 64 tokens; here 200 prompts of 2 chunks, and at a block's edge."""
+    lines = [{"time": 0.1 * number, "prompt_tokens": 128, "max_tokens": 4} for number in range(200)]
+    trace = tmp_path / "large.jsonl"
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    prepared = prepare({**raw(tmp_path, trace=str(trace)), "dry_run": True})
+    assert any("200 requests over 20 s" in line for line in prepared["announcement"])
