@@ -3,6 +3,7 @@
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -13,6 +14,8 @@ from kvtrial.analysis.workingset import Held, held_at_once, request_blocks, run_
 from kvtrial.host.workload import phase_requests
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import LengthsPlan, MixPlan, PoissonPlan
+from kvtrial.record.protocol import Phase, Workload
+from kvtrial.record.trace import TraceLine
 from test_plan import request
 
 BASE = {
@@ -226,3 +229,17 @@ def test_a_tier_holds_each_key_once_at_its_most(stored, scope):
         held.add(block, key, tokens)
     assert held.chunks(7, "run") == sum(tokens // 7 for tokens in most.values())
     assert math.ceil(expected / 7) >= held.chunks(7, scope)
+
+
+def test_the_examples_of_the_manual_are_what_it_says_they_are():
+    text = (Path(__file__).parents[3] / "playbooks" / "protocols" / "README.md").read_text()
+    blocks = [yaml.safe_load(block.split("```")[0]) for block in text.split("```yaml")[1:]]
+    workloads = [w for b in blocks if isinstance(b, dict) for w in b.get("workloads", {}).values()]
+    phases = [p for b in blocks for p in (b.get("phases", []) if isinstance(b, dict) else b)]
+    assert {type(msgspec.convert(w, type=Workload)).__name__ for w in workloads} == {
+        "Mix", "Lengths", "Conversations", "Trace"
+    }  # fmt: skip
+    kinds = {type(msgspec.convert(p, type=Phase).arrivals).__name__ for p in phases}
+    assert kinds == {"UnsetType", "Constant", "Poisson", "Recorded"}
+    lines = text.split("```json")[1].split("```")[0].strip().splitlines()
+    assert [msgspec.json.decode(line, type=TraceLine).time for line in lines] == [0.0, 0.35, 1.2]
