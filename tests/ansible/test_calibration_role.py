@@ -75,6 +75,17 @@ def test_the_table_is_shown_and_the_card_fetched(changed, told, play, tmp_path):
     assert json.loads((tmp_path / "cards" / "h1.json").read_text()) == CARD["calibration"]
 
 
+def test_in_check_mode_nothing_is_run(play, tmp_path, tools):
+    play("calibrate", {"changed": True, **CARD, "table": []})
+    (tmp_path / "kvtrial-host").unlink()
+    done = tools.run("ansible-playbook", "--check", "-i", "h1,", str(tmp_path / "play.yml"), "-e",
+                     json.dumps({"calibration_executable": str(tmp_path / "kvtrial-host"),
+                                 "calibration_state_dir": str(tmp_path), "calibration_cards": str(tmp_path / "cards"),
+                                 "ansible_python_interpreter": "{{ ansible_playbook_python }}"}))  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert "would be calibrated" in done.stdout
+
+
 @pytest.mark.parametrize(("again", "words"), [(True, "--again"), (False, "")])
 def test_it_calibrates_again_only_when_asked(again, words, tmp_path, tools, play):
     play("calibrate", {"changed": True, **CARD, "table": []}, kvtrial_recalibrate=again)
