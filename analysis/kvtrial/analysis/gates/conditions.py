@@ -91,7 +91,8 @@ def _calibrations(runs: list[RunRecord]) -> str:
     if caveat is not None:
         return caveat
     cards = {run.calibration.calibration_id: run.calibration for run in runs if run.calibration is not None}
-    worst = max(level.ttft_error_p99_seconds for card in cards.values() for level in card.levels if level.held)
+    errors = [level.ttft_error_p99_seconds for card in cards.values() for level in card.levels if level.held]
+    worst = max(errors, default=0.0)
     named = ", ".join(sorted(name[:12] for name in cards))
     return f"within calibration {named}, whose TTFT error is at most {worst * 1e3:.3f} ms (p99)"
 
