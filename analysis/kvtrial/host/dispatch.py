@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns
 
+from kvtrial.host.alarm import Alarm
 from kvtrial.host.connection import Connection, Exchange
 from kvtrial.host.deadlock import DeadlockWatch
 from kvtrial.host.honesty import HonestyMeter
@@ -79,6 +80,7 @@ class Phase:
         self._finished = 0
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._alarm = Alarm(self._loop, self._dispatch_due)
         self._began_ns = 0
         self._ended_ns = 0
         self._beat_due_ns = 0
@@ -105,6 +107,7 @@ class Phase:
         finally:
             self._meter.stop()
             self._stopped = True
+            self._alarm.close()
             for timer in self._timers.values():
                 timer.cancel()
             await self._close_connections()
@@ -133,20 +136,17 @@ class Phase:
             return
         self._filling = True
         try:
-            wait_ns = self._fill()
+            due_ns = self._fill()
         except Exception as error:  # nothing awaits a timer
             self._fail(error)
             return
         finally:
             self._filling = False
-        # A timer of uvloop counts whole milliseconds and may fire early; then it is set again for what is left.
-        if wait_ns is not None:
-            if (timer := self._timers.get("dispatch")) is not None:
-                timer.cancel()
-            self._timers["dispatch"] = self._loop.call_later(max(0, wait_ns) / 1e9, self._dispatch_due)
+        if due_ns is not None:
+            self._alarm.set(due_ns)
 
     def _fill(self) -> int | None:
-        """Dispatch what can be; return the nanoseconds until the next is due, None where none has a time."""
+        """Dispatch what can be; return when the next is due, None where none has a time."""
         closed = self._spec.concurrency is not None
         while self._finished < len(self._spool) and not self._stopped:
             now_ns = perf_counter_ns()
@@ -167,7 +167,7 @@ class Phase:
         times = [self._pausing[0][0]] if self._pausing else []
         if not closed and (number_due := self._peek_due()) is not None:
             times.append(self._began_ns + self._spool.scheduled_ns[number_due])
-        return min(times) - perf_counter_ns() if times else None
+        return min(times) if times else None
 
     def _peek_due(self) -> int | None:
         if self._next_due is None:
