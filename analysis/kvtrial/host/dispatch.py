@@ -35,7 +35,7 @@ QUIET_NS = 250_000_000
 """A stream without a byte for so long is looked at: it may have ended in a way that its last read does not show."""
 
 BUFFER_LIMIT_BYTES = 64 << 20
-"""Answers beyond this many raw bytes are read while the phase runs, a little at a time."""
+"""Beyond this many raw bytes answers are read within the phase, a little at a time; beyond twice as many, at once."""
 
 EXCHANGE_BYTES = 4096
 """What an answer takes in memory beside its bytes."""
@@ -307,8 +307,8 @@ class Phase:
             self._meter.received(len(exchange.response.reads))
             self._unread_bytes += _size_of(exchange)
         self._unread_bytes += EXCHANGE_BYTES
-        if self._unread_bytes > BUFFER_LIMIT_BYTES and "read" not in self._timers:
-            self._timers["read"] = self._loop.call_later(READ_EVERY_SECONDS, self._read_some)
+        if self._unread_bytes > BUFFER_LIMIT_BYTES:
+            self._read_in_the_phase()
         self._finished += 1
         for number, pause_ns in self._spool.followers(exchange.number):
             heapq.heappush(self._pausing, (now_ns + pause_ns, number))
@@ -406,11 +406,19 @@ class Phase:
 
     # Results.
 
+    def _read_in_the_phase(self) -> None:
+        if "read" not in self._timers:
+            self._timers["read"] = self._loop.call_later(READ_EVERY_SECONDS, self._read_some)
+        try:
+            while self._unread and self._unread_bytes > 2 * BUFFER_LIMIT_BYTES:
+                self._read_next()
+        except Exception as error:
+            self._fail(error)
+
     def _read_some(self) -> None:
-        """Read buffered answers for a moment; longer where they come faster than that."""
+        """Read buffered answers for a moment."""
         del self._timers["read"]
-        surplus = self._unread_bytes / BUFFER_LIMIT_BYTES
-        give_up_ns = perf_counter_ns() + round(READ_SLICE_NS * max(1.0, 4 * (surplus - 1.5)))
+        give_up_ns = perf_counter_ns() + READ_SLICE_NS
         try:
             while self._unread and self._unread_bytes > BUFFER_LIMIT_BYTES // 2 and perf_counter_ns() < give_up_ns:
                 self._read_next()
