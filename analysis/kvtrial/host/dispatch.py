@@ -31,6 +31,9 @@ REUSE_WITHIN_NS = 2_000_000_000
 """A kept connection idle for longer is replaced. uvicorn, under vLLM, closes one after 5 s; a request sent into that
 close would be lost, and it may not be sent twice."""
 
+SWEEP_NS = 500_000_000
+"""Requests in flight are looked over this often, or four times within the shorter timeout."""
+
 QUIET_NS = 250_000_000
 """A stream without a byte for so long is looked at: it may have ended in a way that its last read does not show."""
 
@@ -88,7 +91,7 @@ class Phase:
         self._reported_ns = 0
         self._idle_timeout_ns = round(spec.idle_timeout_seconds * 1e9)
         self._request_timeout_ns = round(spec.request_timeout_seconds * 1e9)
-        self._sweep_ns = min(100_000_000, self._idle_timeout_ns // 4, self._request_timeout_ns // 4)
+        self._sweep_ns = min(SWEEP_NS, self._idle_timeout_ns // 4, self._request_timeout_ns // 4)
 
     async def run(self) -> LoadOutcome:
         """Send everything and hand out every result."""
