@@ -54,17 +54,19 @@ def test_an_engine_that_is_merely_slow_or_dead_is_no_deadlock(page: str, health:
 
 
 def test_a_deadlock_that_resolves_itself_is_none() -> None:
-    with StampedServer(lambda body: Script(first_seconds=1.0)) as server:
+    with StampedServer(lambda body: Script(first_seconds=0.9)) as server:
         planted(server, STUCK)
-        # 1.0 s of silence: asked from 0.5 s on, and never stuck for as long as 1 s.
-        results = load(server.base_url, requests(2), 1, deadlock_seconds=1.0).results
+        # 0.9 s of silence: asked from 0.6 s on, and not stuck for as long as 1.2 s.
+        results = load(server.base_url, requests(2), 1, deadlock_seconds=1.2).results
+        assert "/metrics" in server.asked
     assert [result.error for result in results] == [None] * 2
 
 
 def test_an_engine_that_streams_is_never_asked() -> None:
-    with StampedServer(lambda body: Script(token_groups=((1,),) * 20, gap_seconds=0.05)) as server:
+    with StampedServer(lambda body: Script(token_groups=((1,),) * 50, gap_seconds=0.05)) as server:
         planted(server, STUCK)
-        results = load(server.base_url, requests(2), 2, deadlock_seconds=0.8).results
+        # Longer than the 1.2 s of silence after which it would be asked.
+        results = load(server.base_url, requests(2), 2, deadlock_seconds=2.4).results
         assert server.asked == []
     assert [result.error for result in results] == [None] * 2
 
