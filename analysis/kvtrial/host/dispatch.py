@@ -13,7 +13,7 @@ from kvtrial.host.deadlock import DeadlockWatch
 from kvtrial.host.honesty import HonestyMeter
 from kvtrial.host.http1 import MalformedResponse
 from kvtrial.host.results import DETAIL_CHARACTERS, result_of
-from kvtrial.host.spool import Spool
+from kvtrial.host.spool import Spool, SpooledRequest
 from kvtrial.record.load import ErrorClass, LoadOutcome, LoadSpec, RequestError, RequestResult
 
 OnResult = Callable[[RequestResult], None]
@@ -69,6 +69,7 @@ class Phase:
         self._loop = asyncio.get_running_loop()
         self._due = spool.in_order_of_schedule()
         self._next_due: int | None = None
+        self._at_hand: tuple[int, SpooledRequest] | None = None
         self._pausing: list[tuple[int, int]] = []
         self._ready: deque[tuple[int, int]] = deque()
         self._free_since: deque[int] = deque()
@@ -98,6 +99,7 @@ class Phase:
         try:
             if self._spec.concurrency is not None:
                 await self._preopen(min(self._spec.concurrency, len(self._spool)))
+            self._fetch()
             self._meter.start()
             self._began_ns = perf_counter_ns()
             started_monotonic_ns = time.monotonic_ns()
@@ -167,6 +169,7 @@ class Phase:
                     break
                 self._next_due = None
             self._dispatch(number, max(due_ns, self._free_since.popleft()) if closed else due_ns)
+        self._fetch()
         times = [self._pausing[0][0]] if self._pausing else []
         if not closed and (number_due := self._peek_due()) is not None:
             times.append(self._began_ns + self._spool.scheduled_ns[number_due])
@@ -177,8 +180,16 @@ class Phase:
             self._next_due = next(self._due, None)
         return self._next_due
 
+    def _fetch(self) -> None:
+        """Fetch the next request while there is time, so that little but the write is left when it is due."""
+        if (number := self._peek_due()) is not None and self._at_hand is None:
+            self._at_hand = number, self._spool[number]
+
     def _dispatch(self, number: int, scheduled_ns: int) -> None:
-        request = self._spool[number]
+        if self._at_hand is not None and self._at_hand[0] == number:
+            request, self._at_hand = self._at_hand[1], None
+        else:
+            request = self._spool[number]
         exchange = Exchange(number, request.key, request.prompt_sha256, request.wire, scheduled_ns)
         now_ns = perf_counter_ns()
         exchange.began_ns = now_ns
