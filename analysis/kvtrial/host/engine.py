@@ -60,6 +60,7 @@ class Engine:
         self.base_url = f"http://127.0.0.1:{launch.port}"
         self.client = httpx.Client(base_url=self.base_url, timeout=10.0)
         self.pool = ThreadPoolExecutor(max_workers=1)
+        cpus = sorted(engine_cpus(plan.client_cpus))
         scratch = tempfile.mkdtemp(prefix="kvtrial-")
         spec = KeeperSpec(
             launch=launch,
@@ -70,7 +71,7 @@ class Engine:
             stop_timeout_seconds=plan.limits.stop_timeout_seconds,
             ram_reserve_bytes=plan.limits.ram_reserve_bytes,
             own_pids=[os.getpid()],
-            engine_cpus=sorted(engine_cpus(plan.client_cpus)),
+            engine_cpus=cpus,
         )
         (directory / "keeper.json").write_bytes(msgspec.json.encode(spec))
         self.keeper = subprocess.Popen(
