@@ -87,9 +87,12 @@ def normalise(inputs):
     result = dict(inputs)
     result["seed"] = whole_number(inputs.get("seed"), "kvtrial_seed")
     result["pairs"] = whole_number(inputs.get("pairs"), "kvtrial_pairs")
+    for name in ("hit_share_percent", "arrivals_per_minute"):
+        result[name] = whole_number(inputs.get(name), "kvtrial_" + name)
     result["arms"] = names(inputs.get("arms"), "kvtrial_arms")
-    if inputs.get("own_hit_share") in (None, ""):
-        result["own_hit_share"] = None
+    for name in ("own_hit_share", "trace"):
+        if inputs.get(name) in (None, ""):
+            result[name] = None
     for name in ("new_campaign", "dry_run"):
         result[name] = truth(inputs.get(name, False), "kvtrial_" + name)
     result["hosts"] = {name: _host(host) for name, host in (inputs.get("hosts") or {}).items()}
@@ -100,6 +103,9 @@ def _host(host):
     result = dict(host)
     if "port" in host:
         result["port"] = whole_number(host["port"], "kvtrial_port")
+    if "client_cpus" in host:
+        # A single CPU is a number to YAML.
+        result["client_cpus"] = str(host["client_cpus"])
     if "ram_reserve_bytes" in host:
         result["ram_reserve_bytes"] = whole_number(host["ram_reserve_bytes"], "kvtrial_ram_reserve_bytes")
     if host.get("if_controller_gone", "continue") not in ("continue", "stop"):

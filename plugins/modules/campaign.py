@@ -103,6 +103,12 @@ plans:
   description: For each host the path of its part of the plan on the controller.
   returned: with O(action=prepare)
   type: dict
+traces:
+  description:
+    - For each host the traces that go beside its plan, each with its C(path) on the controller, its C(file) below the
+      campaign's directory on the host, and the C(sha256) of the file.
+  returned: with O(action=prepare)
+  type: dict
 announcement:
   description: What will be done, for people; one string a line.
   returned: with O(action=prepare)

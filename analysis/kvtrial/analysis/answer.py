@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from kvtrial.record.verdict import BreakEven, ComparisonResult, GateResult, TimeBudget, Verdict
+from kvtrial.record.calibration import NOT_CALIBRATED
+from kvtrial.record.verdict import BreakEven, ComparisonResult, FoundBreakEven, GateResult, TimeBudget, Verdict
 
 NOT_MEASURED = "not measured"
 SIGNIFICANT_P = 0.05
@@ -20,7 +21,14 @@ PHASE_SUBJECTS = {
     "miss": "a prompt never seen before",
     "populate": "a new prompt that is being stored",
 }
+MIX = re.compile(r"mix_(\d+)")
+"""Phases of a sweep: the share of requests that return, in percent."""
+MIX_SUBJECTS = {
+    "mix": "a request of the declared mix",
+    "trace": "a request of the trace",
+}
 METRIC_NAMES = {
+    "ttft_mean_seconds": "mean time to first token",
     "ttft_median_seconds": "median time to first token",
     "ttft_p95_seconds": "95th percentile of the time to first token",
     "inter_token_median_seconds": "median gap between tokens",
@@ -30,7 +38,9 @@ METRIC_NAMES = {
     "ram_used_peak_bytes": "peak RAM",
 }
 SHORT_NAMES = {
+    "ttft_mean_seconds": "first token (mean)",
     "ttft_median_seconds": "first token",
+    "ttft_p95_seconds": "first token (p95)",
     "inter_token_p95_seconds": "gap between tokens (p95)",
     "e2e_median_seconds": "last token",
     "output_throughput_tokens_per_second": "throughput",
@@ -155,12 +165,19 @@ def is_ttft(metric: str) -> bool:
     return metric.startswith("ttft")
 
 
+def phase_subject(phase: str) -> str:
+    """What a phase asks for: "an evicted prefix", "a request of a mix in which 25 % return to an evicted prefix"."""
+    if mix := MIX.fullmatch(phase):
+        return f"a request of a mix in which {int(mix[1])} % return to an evicted prefix"
+    return PHASE_SUBJECTS.get(phase) or MIX_SUBJECTS.get(phase) or f"phase {phase}"
+
+
 def subject_of(comparison: ComparisonResult) -> str:
     """What is compared: "the first token of an evicted prefix", "the peak RAM of a run"."""
     phase = comparison.phase
     if is_ttft(comparison.metric):
-        where = PHASE_SUBJECTS.get(phase, f"phase {phase}")
-        return f"the first token of {where}"
+        average = "on average " if comparison.metric == "ttft_mean_seconds" else ""
+        return f"{average}the first token of {phase_subject(phase)}"
     name = METRIC_NAMES.get(comparison.metric, comparison.metric.replace("_", " "))
     return f"the {name} of a run" if phase == "run" else f"the {name} in phase {phase}"
 
@@ -391,6 +408,11 @@ def headline(verdict: Verdict) -> str:
     return sentence(f"{subject} {size_in_words(primary)} {against_of(primary)}")
 
 
+def _of_the_client(verdict: Verdict) -> list[str]:
+    """What must be said of the client's times beside the evidence: that nobody knows how far they are off."""
+    return [caveat for caveat in verdict.caveats if caveat.startswith(NOT_CALIBRATED)]
+
+
 def evidence_text(verdict: Verdict) -> str:
     """What this kind of evidence can't say. A mechanism is called shown only where the treatment's gate passed."""
     treated = any(item.gate == "treatment_delivered" and item.passed for host in verdict.hosts for item in host.gates)
@@ -457,17 +479,41 @@ def _proof_line(verdict: Verdict) -> str:
 
 
 def break_even_text(break_even: BreakEven | None) -> str | None:
-    """The break-even hit share in words; None where the protocol declares none."""
+    """The break-even hit share in words, the one that a sweep found before the one computed; None where none is due."""
     if break_even is None:
         return None
+    computed = _computed_text(break_even)
+    if break_even.found is None:
+        return computed
+    return f"{found_text(break_even.found)} Computed from a return and a miss by themselves, {computed}"
+
+
+def _share_with_interval(share: float, low: float | None, high: float | None, confidence: float | None) -> str:
+    """ "12 % of requests return to an evicted prefix (97 % interval 8 % to 17 %)"."""
+    text = f"{share_text(share)} of requests return to an evicted prefix"
+    if not (is_number(low) and is_number(high)):
+        return text
+    sure = f"{share_text(confidence)} " if is_number(confidence) else ""
+    return f"{text} ({sure}interval {share_text(low)} to {share_text(high)})"
+
+
+def found_text(found: FoundBreakEven) -> str:
+    """The break-even that a sweep of shares found, in a sentence or two."""
+    if found.pays != "above" or found.hit_share is None:
+        return f"Found by the sweep: {one_line(found.note)}."
+    share = _share_with_interval(found.hit_share, found.ci_low, found.ci_high, found.confidence)
+    text = f"found by the sweep of {len(found.points)} shares: it pays when more than {share}"
+    if found.minus_computed_low is not None and found.minus_computed_high is not None:
+        agree = found.minus_computed_low <= 0 <= found.minus_computed_high
+        text += f"; that {'agrees' if agree else 'does not agree'} with the computed one"
+    return f"{sentence(text)} {sentence(found.note)}".rstrip()
+
+
+def _computed_text(break_even: BreakEven) -> str:
     if break_even.hit_share is None or not math.isfinite(break_even.hit_share):
         return f"no hit share can be given. {sentence(break_even.note)}".rstrip()
-    interval = ""
-    if is_number(break_even.ci_low) and is_number(break_even.ci_high):
-        confidence = f"{share_text(break_even.confidence)} " if is_number(break_even.confidence) else ""
-        interval = f" ({confidence}interval {share_text(break_even.ci_low)} to {share_text(break_even.ci_high)})"
-    share = share_text(break_even.hit_share)
-    text = f"it pays when more than {share} of requests return to an evicted prefix{interval}"
+    share = _share_with_interval(break_even.hit_share, break_even.ci_low, break_even.ci_high, break_even.confidence)
+    text = f"it pays when more than {share}"
     gain, cost = break_even.gain_seconds, break_even.cost_seconds
     if gain is not None and cost is not None and math.isfinite(gain) and math.isfinite(cost):
         costs = f"a miss costs {seconds_text(cost)}" if cost > 0 else f"a miss is not slower ({seconds_text(cost)})"
@@ -526,7 +572,7 @@ def ten_lines(verdict: Verdict, directory: str) -> list[str]:
     The order follows the verdict: an answer is followed by its size and cost, a missing answer by its cause.
     """
     first = _verdict_line(verdict)
-    evidence = f"Evidence: {sentence(evidence_text(verdict))}"
+    evidence = " ".join([f"Evidence: {sentence(evidence_text(verdict))}", *map(sentence, _of_the_client(verdict))])
     noise = _labelled("Limit", noise_text(primary_of(verdict.comparisons)))
     elsewhere = _labelled("Elsewhere", elsewhere_text(verdict))
     break_even = _labelled("Break-even", break_even_text(verdict.break_even))

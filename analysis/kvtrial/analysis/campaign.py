@@ -2,6 +2,7 @@
 
 results/CAMPAIGN/campaign.json          protocol, plan, seed, pins, provenance; written once
 results/CAMPAIGN/plans/HOST.json        what is shipped to each host
+results/CAMPAIGN/workloads/SHA256…      traces that are replayed, in normal form, shipped beside the plan
 results/CAMPAIGN/runs/HOST/RUN/         records as the host wrote them
 results/CAMPAIGN/hosts/HOST.json        how the host program stood when it was last fetched
 results/CAMPAIGN/lost.json              hosts of the inventory that could not be planned
@@ -19,7 +20,7 @@ import statistics
 import tarfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,16 @@ import kvtrial
 from kvtrial.analysis.answer import cause, ten_lines
 from kvtrial.analysis.export import write_summary
 from kvtrial.analysis.inputs import Request, read_request
-from kvtrial.analysis.plan import findings, make_plan, requested_protocol
+from kvtrial.analysis.plan import findings, for_host, make_plan, requested_protocol
 from kvtrial.analysis.report import build_report
 from kvtrial.analysis.summary import to_frame
 from kvtrial.analysis.textfile import to_textfile
+from kvtrial.analysis.traces import TRACES_FOLDER, read_traces, trace_sentence
 from kvtrial.analysis.verdict import LEAST_SHARE_OF_HOSTS
 from kvtrial.analysis.verdict import conclude as conclude_verdict
+from kvtrial.analysis.workloads import Traces
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.plan import Plan, canonical_json, plan_sha256
+from kvtrial.record.plan import Plan, canonical_json, files_of_traces, plan_sha256
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import PhaseRecord, RunRecord
 from kvtrial.record.store import sha256_of_file, sync_directory, write_atomically
@@ -97,24 +100,34 @@ def validate(raw: dict[str, Any]) -> None:
     """Check a request before any host is touched. Raises UnusableInput with the sentence."""
     request = read_request(raw)
     protocol = requested_protocol(request)
-    for name in sorted(request.hosts):
-        host = msgspec.structs.replace(request.hosts[name], facts={})
-        make_plan(msgspec.structs.replace(request, hosts={name: host}), protocol)
+    hosts = {name: msgspec.structs.replace(host, facts={}) for name, host in request.hosts.items()}
+    with _read_traces(request, protocol) as traces:
+        make_plan(msgspec.structs.replace(request, hosts=hosts), protocol, traces)
+
+
+def _read_traces(request: Request, protocol: Protocol) -> AbstractContextManager[Traces]:
+    return read_traces(request, protocol, [for_host(protocol, request.hosts[name]) for name in sorted(request.hosts)])
 
 
 @disk_errors_said()
 def prepare(raw: dict[str, Any]) -> dict[str, Any]:
     """Make a campaign, or resume the unfinished one of the same plan; see the module's text for the files.
 
-    Returns campaign, directory, resumed, complete, plan_sha256, plans {host: path}, announcement [lines]. Raises
-    UnusableInput where the plan must be refused, or where an unfinished campaign has another plan.
+    Returns campaign, directory, resumed, complete, plan_sha256, plans {host: path}, traces {host: [{path, file,
+    sha256}]} to be shipped beside the plan, announcement [lines]. Raises UnusableInput where the plan must be refused,
+    or where an unfinished campaign has another plan.
     """
     request = read_request(raw)
-    plan = make_plan(request, requested_protocol(request))
+    protocol = requested_protocol(request)
+    with _read_traces(request, protocol) as traces:
+        return _prepare(request, make_plan(request, protocol, traces), traces)
+
+
+def _prepare(request: Request, plan: Plan, traces: Traces) -> dict[str, Any]:
     digest = plan_sha256(plan)
     if request.dry_run:
         return {"campaign": None, "directory": None, "resumed": False, "complete": False, "plan_sha256": digest,
-                "plans": {}, "announcement": announcement(request, plan, None)}  # fmt: skip
+                "plans": {}, "traces": {}, "announcement": announcement(request, plan, None, traces)}  # fmt: skip
     results = Path(request.results_dir)
     results.mkdir(parents=True, exist_ok=True)
     unfinished = None if request.new_campaign else _unfinished(results, plan)
@@ -127,11 +140,16 @@ def prepare(raw: dict[str, Any]) -> dict[str, Any]:
     campaign = unfinished or _create(results, request, plan, digest)
     directory = results / campaign.campaign
     (directory / "plans").mkdir(exist_ok=True)
-    paths = {}
+    _keep_traces(traces, directory)
+    paths, shipped = {}, {}
     for host_plan in plan.hosts:
         path = directory / "plans" / f"{host_plan.host}.json"
         write_atomically(path, canonical_json(host_plan))
         paths[host_plan.host] = str(path)
+        shipped[host_plan.host] = [
+            {"path": str(directory / file), "file": file, "sha256": sha256_of_file(directory / file)}
+            for file in files_of_traces(host_plan)
+        ]
     _link_latest(results, directory)
     return {
         "campaign": campaign.campaign,
@@ -140,14 +158,32 @@ def prepare(raw: dict[str, Any]) -> dict[str, Any]:
         "complete": False,
         "plan_sha256": digest,
         "plans": paths,
-        "announcement": announcement(request, plan, directory if unfinished else None),
+        "traces": shipped,
+        "announcement": announcement(request, plan, directory if unfinished else None, traces),
     }
 
 
-def announcement(request: Request, plan: Plan, resumed: Path | None) -> list[str]:
+def _keep_traces(traces: Traces, directory: Path) -> None:
+    """Put the traces that were read into the campaign's folder, each whole or not at all."""
+    (directory / TRACES_FOLDER).mkdir(exist_ok=True)
+    for file in sorted({read.file for read in traces.files.values()}):
+        incoming = directory / f"{file}.{os.getpid()}.tmp"
+        try:
+            with (traces.folder / file).open("rb") as source, incoming.open("wb") as target:
+                shutil.copyfileobj(source, target)
+                target.flush()
+                os.fsync(target.fileno())
+            incoming.replace(directory / file)
+        except BaseException:
+            incoming.unlink(missing_ok=True)
+            raise
+    sync_directory(directory / TRACES_FOLDER)
+
+
+def announcement(request: Request, plan: Plan, resumed: Path | None, traces: Traces) -> list[str]:
     """What the user is told before anything starts: question, runs, time, RAM, least detectable effect, warnings."""
     protocol = plan.protocol
-    lines = [f"{protocol.name}: {protocol.question}"]
+    lines = [f"{protocol.name}: {protocol.question}", *map(trace_sentence, traces.files.values())]
     for host in plan.hosts:
         estimate = plan.estimates[host.host]
         done = len(_finished_runs(resumed, host.host)) if resumed else 0

@@ -6,10 +6,15 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
+from kvtrial.record.cpulist import cpu_list
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import Backend, IfControllerGone, Model
 
 T = TypeVar("T")
+
+
+CHOSEN_SIZES = ("hit_share_percent", "arrivals_per_minute")
+"""Sizes of offload_mix that a command line sets by a variable of their own."""
 
 
 class ModelInput(Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,11 +48,15 @@ class HostInput(Struct, frozen=True, forbid_unknown_fields=True):
     ram_reserve_bytes: int | None = None
     limits: dict[str, float] = {}
     if_controller_gone: IfControllerGone = "continue"
+    client_cpus: str = "auto"
     facts: dict[str, Any] = {}
 
 
 class Request(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the user asked for. `project`: commit and dirty of the checkout that runs it."""
+    """What the user asked for. `project`: commit and dirty of the checkout that runs it.
+
+    `trace`: the file of requests to replay, relative to `working_dir`, where the user stands.
+    """
 
     protocol: str
     protocols_dir: str
@@ -61,6 +70,10 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
     project: dict[str, Any] = {}
     own_hit_share: float | None = None
     install_seconds: float | None = None
+    hit_share_percent: int | None = None
+    arrivals_per_minute: int | None = None
+    trace: str | None = None
+    working_dir: str = ""
 
 
 def read_request(raw: dict[str, Any]) -> Request:
@@ -79,14 +92,44 @@ def read_request(raw: dict[str, Any]) -> Request:
             )
         if not 1 <= host.port <= 65535:
             raise UnusableInput(f"host {name}: kvtrial_port={host.port} is no port; give one from 1 to 65535.")
+        _refuse_client_cpus(name, host.client_cpus)
         if host.ram_reserve_bytes is not None and host.ram_reserve_bytes < 0:
             raise UnusableInput(
                 f"host {name}: kvtrial_ram_reserve_bytes={host.ram_reserve_bytes} is negative; give the bytes of RAM "
                 f"that must stay free, or nothing for the larger of 8 GiB and a tenth."
             )
+    if request.hit_share_percent is not None and not 0 <= request.hit_share_percent <= 100:
+        raise UnusableInput(
+            f"kvtrial_hit_share_percent={request.hit_share_percent} is no share; give a whole number from 0 to 100, or "
+            f"nothing to sweep the share."
+        )
+    request = _with_chosen_sizes(request)
     if not request.hosts:
         raise UnusableInput("no host is left to run on; name at least one in the inventory, or widen --limit.")
     return request
+
+
+def _with_chosen_sizes(request: Request) -> Request:
+    """The request with the sizes that have a variable of their own set on every host, above the inventory's."""
+    chosen = {name: size for name in CHOSEN_SIZES if (size := getattr(request, name)) is not None}
+    hosts = {
+        name: msgspec.structs.replace(host, sizes={**host.sizes, **chosen}) for name, host in request.hosts.items()
+    }
+    return msgspec.structs.replace(request, hosts=hosts)
+
+
+def _refuse_client_cpus(name: str, asked: str) -> None:
+    """Raise UnusableInput for a `client_cpus` that is neither auto, none nor a list of CPUs."""
+    if asked in ("auto", "none"):
+        return
+    try:
+        found = cpu_list(asked)
+    except ValueError as error:
+        raise UnusableInput(
+            f"host {name}: kvtrial_client_cpus={asked!r} can't be used: {error}; give auto, none or CPUs, as 14-15."
+        ) from None
+    if not found:
+        raise UnusableInput(f"host {name}: kvtrial_client_cpus is empty; give auto, none, or CPUs such as 14-15.")
 
 
 def _refuse_host_name(name: str) -> None:

@@ -73,6 +73,7 @@ def _registry(*metrics: Metric) -> dict[str, Metric]:
 
 
 METRICS = _registry(
+    Metric("ttft_mean_seconds", "seconds", "lower", _of_phase("ttft_mean_seconds"), is_ttft=True),
     Metric("ttft_median_seconds", "seconds", "lower", _of_phase("ttft_median_seconds"), is_ttft=True),
     Metric("ttft_p95_seconds", "seconds", "lower", _of_phase("ttft_p95_seconds"), is_ttft=True),
     Metric("inter_token_median_seconds", "seconds", "lower", _of_phase("inter_token_median_seconds")),

@@ -9,10 +9,20 @@ import msgspec
 
 from kvtrial.analysis.check import Finding, check_launches
 from kvtrial.analysis.effect import mde
-from kvtrial.analysis.inputs import HostInput, Request, model_of
+from kvtrial.analysis.inputs import CHOSEN_SIZES, HostInput, Request, model_of
 from kvtrial.analysis.launch import TRANSFER, merged_args, render
 from kvtrial.analysis.protocols import check_pairs, load_protocol, only_arms, resolve, with_sizes
-from kvtrial.analysis.workingset import TierScope, WorkingSet, tier_scope, working_set
+from kvtrial.analysis.workingset import (
+    PhaseNeed,
+    RunNeeds,
+    TierScope,
+    is_pressure,
+    is_resident,
+    run_needs,
+    tier_chunks,
+    tier_scope,
+)
+from kvtrial.analysis.workloads import NO_TRACES, Seeds, Traces, arrivals_plan, workload_plan
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.hazards import hazards_for
 from kvtrial.record.launch import human_int
@@ -26,8 +36,9 @@ from kvtrial.record.plan import (
     Plan,
     PromptPlan,
     RunPlan,
+    WorkloadPlan,
 )
-from kvtrial.record.protocol import Phase, Protocol
+from kvtrial.record.protocol import Phase, Poisson, PromptSet, Protocol, Recorded, Trace
 from kvtrial.record.version import SCHEMA_VERSION
 from kvtrial.record.versions import NEWEST_READ, OLDEST_READ, outside_read_range
 
@@ -47,28 +58,52 @@ DEFAULT_LIMITS = {
     "deadlock_seconds": 30.0,
     "max_pair_gap_seconds": 1800.0,
     "controller_gone_seconds": 180.0,
-    "foreign_cpu_share_max": 0.5,
     "disk_reserve_bytes": float(GIB),
 }
 
 
-def make_plan(request: Request, protocol: Protocol) -> Plan:
-    """The whole plan. Raises UnusableInput with the sentence for anything that must be refused before a start."""
-    protocols = {name: _for_host(protocol, host) for name, host in request.hosts.items()}
-    hosts = [_host_plan(name, request, protocols[name]) for name in sorted(request.hosts)]
+def make_plan(request: Request, protocol: Protocol, traces: Traces = NO_TRACES) -> Plan:
+    """The whole plan. Raises UnusableInput with the sentence for anything that must be refused before a start.
+
+    `traces`: those that the protocol replays, as read_traces gives them.
+    """
+    protocols = {name: for_host(protocol, host) for name, host in request.hosts.items()}
+    known: dict[bytes, RunNeeds] = {}
+    planned = [_host_plan(name, request, protocols[name], traces, known) for name in sorted(request.hosts)]
     any_host = sorted(request.hosts)[0]
     return Plan(
         schema_version=SCHEMA_VERSION,
-        protocol=protocols[any_host],
+        protocol=_with_files(protocols[any_host], traces),
         seed=request.seed,
-        hosts=hosts,
-        estimates={plan.host: estimate(plan) for plan in hosts},
+        hosts=[host for host, _ in planned],
+        estimates={host.host: estimate(host, seconds) for host, seconds in planned},
     )
+
+
+def _with_files(protocol: Protocol, traces: Traces) -> Protocol:
+    """The protocol with the campaign's own file of each trace: where the user keeps it is no part of a plan."""
+    if not protocol.workloads:
+        return protocol
+    workloads = {
+        name: msgspec.structs.replace(workload, file=traces.files[workload].file, requests=0)
+        if isinstance(workload, Trace) and workload in traces.files
+        else workload
+        for name, workload in protocol.workloads.items()
+    }
+    return msgspec.structs.replace(protocol, workloads=workloads)
 
 
 def requested_protocol(request: Request) -> Protocol:
     """The protocol that a request names, with its choice of arms and pairs applied and checked."""
-    protocol = load_protocol(request.protocol, Path(request.protocols_dir))
+    protocol = load_protocol(_chosen_protocol(request), Path(request.protocols_dir))
+    for name in CHOSEN_SIZES:
+        if getattr(request, name) is not None and name not in protocol.sizes:
+            raise UnusableInput(
+                f"protocol {protocol.name} has no size {name}, so kvtrial_{name}={getattr(request, name)} sets "
+                f"nothing; leave it out, or use -e protocol=offload_mix."
+            )
+    if request.arrivals_per_minute is not None:
+        protocol = _at_own_rate(protocol)
     if request.arms is not None:
         protocol = only_arms(protocol, request.arms)
     if request.pairs is not None:
@@ -77,7 +112,30 @@ def requested_protocol(request: Request) -> Protocol:
     return protocol
 
 
-def _for_host(protocol: Protocol, host: HostInput) -> Protocol:
+def _at_own_rate(protocol: Protocol) -> Protocol:
+    """The protocol with Poisson arrivals at the size arrivals_per_minute where it would replay recorded times."""
+    rate = Poisson(rate_per_minute="$arrivals_per_minute")
+    phases = [
+        msgspec.structs.replace(phase, arrivals=rate) if isinstance(phase.arrivals, Recorded) else phase
+        for phase in protocol.phases
+    ]
+    return msgspec.structs.replace(protocol, phases=phases)
+
+
+def _chosen_protocol(request: Request) -> str:
+    """The protocol's name. A trace or a hit share chooses its form NAME_trace or NAME_share, where there is one."""
+    if request.trace is not None and request.hit_share_percent is not None:
+        raise UnusableInput(
+            f"kvtrial_trace and kvtrial_hit_share_percent={request.hit_share_percent} are both given; a trace has the "
+            f"share that it has, so leave one of them out."
+        )
+    form = "trace" if request.trace is not None else "share" if request.hit_share_percent is not None else None
+    name = f"{request.protocol}_{form}"
+    return name if form and (Path(request.protocols_dir) / f"{name}.yml").is_file() else request.protocol
+
+
+def for_host(protocol: Protocol, host: HostInput) -> Protocol:
+    """The protocol with a host's sizes and without the phases that its vLLM can't do."""
     return resolve(with_sizes(protocol, host.sizes), host.vllm_version)
 
 
@@ -125,23 +183,26 @@ def _refuse_memory(host_name: str, host: HostInput, protocol: Protocol) -> None:
         )
 
 
-def _host_plan(name: str, request: Request, protocol: Protocol) -> HostPlan:
+def _host_plan(
+    name: str, request: Request, protocol: Protocol, traces: Traces, known: dict[bytes, RunNeeds]
+) -> tuple[HostPlan, float]:
+    """The host's part of the plan, and the seconds that it will take. `known`: needs that were counted already."""
     host = request.hosts[name]
     refuse(name, host, protocol)
     launches = _guarded({arm: render(host, arm, spec) for arm, spec in protocol.arms.items()}, host)
     capacity = _capacity(name, host, protocol)
-    runs = _runs(name, request.seed, host, protocol)
+    runs = _runs(name, request.seed, host, protocol, capacity.block_tokens, traces)
+    needs = _needs(request.seed, host, protocol, capacity.block_tokens, traces, known)
     extras = _extras(host, protocol)
     for run in runs[: len(protocol.arms)]:
         declared = str(protocol.gates.get("working_set", {}).get("tier_scope", "run"))
-        refuse_working_set(name, protocol, run, capacity, tier_scope(declared, extras.get(run.arm, {})))
-    _refuse_length(name, host, protocol, runs)
-    seconds = _seconds(runs, host.backend)
+        refuse_working_set(name, protocol, run.arm, needs, capacity, tier_scope(declared, extras.get(run.arm, {})))
+    _refuse_length(name, host, protocol, needs)
+    seconds = _seconds(runs, needs, host.backend)
     limits = {**DEFAULT_LIMITS, "deadline_seconds": max(1800.0, 3 * seconds), **host.limits}
-    if unknown := set(limits) - set(Limits.__struct_fields__):
-        raise UnusableInput(
-            f"limit {sorted(unknown)[0]} is not known; kvtrial_limits takes {', '.join(Limits.__struct_fields__)}."
-        )
+    allowed = [name for name in Limits.__struct_fields__ if name != "foreign_cpu_share_max"]
+    if unknown := set(limits) - set(allowed):
+        raise UnusableInput(f"limit {sorted(unknown)[0]} is not known; kvtrial_limits takes {', '.join(allowed)}.")
     for limit, value in limits.items():
         if not float(value) > 0:
             raise UnusableInput(
@@ -149,7 +210,7 @@ def _host_plan(name: str, request: Request, protocol: Protocol) -> HostPlan:
             )
     limits |= {"ram_reserve_bytes": _ram_reserve(host), "engine_ram_bytes": ENGINE_RAM_BYTES[host.backend]}
     limits["disk_reserve_bytes"] = int(limits["disk_reserve_bytes"])
-    return HostPlan(
+    plan = HostPlan(
         schema_version=SCHEMA_VERSION,
         protocol=protocol.name,
         host=name,
@@ -163,7 +224,23 @@ def _host_plan(name: str, request: Request, protocol: Protocol) -> HostPlan:
         replacement_pairs=protocol.faults.replacement_pairs,
         limits=msgspec.convert(limits, type=Limits, strict=False),
         if_controller_gone=host.if_controller_gone,
+        client_cpus=host.client_cpus,
     )
+    return plan, seconds
+
+
+def _needs(
+    seed: int, host: HostInput, protocol: Protocol, block_tokens: int, traces: Traces, known: dict[bytes, RunNeeds]
+) -> RunNeeds:
+    """What a run of the host needs. All arms, pairs and hosts of the same sizes send prompts of the same lengths.
+
+    So the phases of a nameless host are counted, once: a trace may have a million requests and a fleet many hosts.
+    """
+    phases = _phases("", seed, 1, host, protocol, block_tokens, traces)
+    key = msgspec.json.encode((phases, block_tokens))
+    if key not in known:
+        known[key] = run_needs(phases, block_tokens, traces.folder)
+    return known[key]
 
 
 def _guarded(launches: dict[str, Launch], host: HostInput) -> dict[str, Launch]:
@@ -237,39 +314,37 @@ def _gpu_blocks(name: str, host: HostInput, args: dict[str, Any], block: int) ->
 
 
 def refuse_working_set(
-    host: str, protocol: Protocol, run: RunPlan, capacity: Capacity, scope: TierScope = "run"
+    host: str, protocol: Protocol, arm: str, needs: RunNeeds, capacity: Capacity, scope: TierScope = "run"
 ) -> None:
     """Raise UnusableInput, with the numbers and the smallest change, where the workload can't show anything."""
     rule = protocol.gates.get("working_set")
     if rule is None:
         return
-    need = working_set(run.phases, capacity, run.arm, scope)
-    _refuse_pressure(host, need, capacity, float(rule.get("pressure_share_min", 1.2)))
-    _refuse_tier(host, run.arm, need, capacity, float(rule.get("tier_share_max", 0.8)), scope)
-    for phase, blocks in need.resident_blocks.items():
-        if blocks > capacity.usable_gpu_blocks:
+    for phase, need in needs.phases.items():
+        if is_pressure(phase):
+            _refuse_pressure(host, phase, need, capacity, float(rule.get("pressure_share_min", 1.2)))
+    if arm in capacity.chunk_tokens:
+        stored = needs.held.chunks(capacity.chunk_tokens[arm], scope)
+        _refuse_tier(host, arm, stored, capacity, float(rule.get("tier_share_max", 0.8)), scope)
+    for phase, need in needs.phases.items():
+        if is_resident(phase) and need.distinct_blocks > capacity.usable_gpu_blocks:
             raise UnusableInput(
-                f"host {host}: {phase} asks for {blocks} blocks that should still be in the GPU KV cache, which holds "
-                f"{capacity.usable_gpu_blocks}; use fewer prompts there, or set num-gpu-blocks-override to "
-                f"{blocks + RESERVED_BLOCKS} or more."
+                f"host {host}: {phase} asks for {need.distinct_blocks} blocks that should still be in the GPU KV "
+                f"cache, which holds {capacity.usable_gpu_blocks}; use fewer prompts there, or set "
+                f"num-gpu-blocks-override to {need.distinct_blocks + RESERVED_BLOCKS} or more."
             )
-    for tokens in need.prompt_tokens:
-        if tokens % capacity.block_tokens == 0:
-            raise UnusableInput(
-                f"host {host}: prompts of {tokens} tokens end at the edge of a block of {capacity.block_tokens}; the "
-                f"GPU cache then recomputes one block and the tier does not. Set prompt_tokens to "
-                f"{tokens + capacity.block_tokens // 2}."
-            )
+    edges = [need.edge_tokens for need in needs.phases.values() if need.edge_tokens is not None]
+    if edges:
+        raise UnusableInput(
+            f"host {host}: prompts of {min(edges)} tokens end at the edge of a block of {capacity.block_tokens}; the "
+            f"GPU cache then recomputes one block and the tier does not. Set prompt_tokens to "
+            f"{min(edges) + capacity.block_tokens // 2}."
+        )
 
 
-def _refuse_length(name: str, host: HostInput, protocol: Protocol, runs: list[RunPlan]) -> None:
+def _refuse_length(name: str, host: HostInput, protocol: Protocol, needs: RunNeeds) -> None:
     """Raise UnusableInput where a prompt and its answer are longer than the engine was told to serve."""
-    needs = {
-        phase.name: phase.prompts.tokens + phase.max_tokens
-        for run in runs[: len(protocol.arms)]
-        for phase in run.phases
-    }
-    phase, need = max(needs.items(), key=lambda item: item[1])
+    phase, need = max(((phase, need.longest_tokens) for phase, need in needs.phases.items()), key=lambda item: item[1])
     for arm, spec in protocol.arms.items():
         given = str(merged_args(host, spec).get("max-model-len", "auto"))
         # The engine takes its own from the model then, which isn't known here.
@@ -283,33 +358,36 @@ def _refuse_length(name: str, host: HostInput, protocol: Protocol, runs: list[Ru
             )
 
 
-def _refuse_pressure(host: str, need: WorkingSet, capacity: Capacity, least: float) -> None:
-    for phase, (prompts, blocks) in need.pressure.items():
-        if prompts * blocks < least * capacity.usable_gpu_blocks:
-            size = phase if phase.startswith("pressure") else "pressure"
-            enough = math.ceil(least * capacity.usable_gpu_blocks / blocks)
-            raise UnusableInput(
-                f"host {host}: {phase} takes {prompts * blocks} blocks, the GPU KV cache holds "
-                f"{capacity.usable_gpu_blocks} ({capacity.usable_gpu_blocks * capacity.block_tokens} tokens); below "
-                f"{least:g} times that the prefix stays there and the GPU answers, so no tier is ever asked. Set "
-                f"num-gpu-blocks-override to {int(prompts * blocks / least) + RESERVED_BLOCKS} or less, or the size "
-                f"{size} to {enough} prompts or more."
-            )
-
-
-def _refuse_tier(host: str, arm: str, need: WorkingSet, capacity: Capacity, most: float, scope: TierScope) -> None:
-    if need.tier_chunks is not None and need.stored_chunks > most * need.tier_chunks:
-        chunk_bytes = capacity.chunk_tokens[arm] * capacity.kv_bytes_per_token
+def _refuse_pressure(host: str, phase: str, need: PhaseNeed, capacity: Capacity, least: float) -> None:
+    if need.blocks < least * capacity.usable_gpu_blocks:
+        size = phase if phase.startswith("pressure") else "pressure"
+        enough = math.ceil(least * capacity.usable_gpu_blocks / (need.blocks / need.requests))
         raise UnusableInput(
-            f"host {host}: arm {arm} stores {need.stored_chunks} chunks of {capacity.chunk_tokens[arm]} tokens"
+            f"host {host}: {phase} takes {need.blocks} blocks, the GPU KV cache holds "
+            f"{capacity.usable_gpu_blocks} ({capacity.usable_gpu_blocks * capacity.block_tokens} tokens); below "
+            f"{least:g} times that the prefix stays there and the GPU answers, so no tier is ever asked. Set "
+            f"num-gpu-blocks-override to {int(need.blocks / least) + RESERVED_BLOCKS} or less, or the size "
+            f"{size} to {enough} prompts or more."
+        )
+
+
+def _refuse_tier(host: str, arm: str, stored: int, capacity: Capacity, most: float, scope: TierScope) -> None:
+    chunk_tokens = capacity.chunk_tokens[arm]
+    held = tier_chunks(capacity.tier_bytes[arm], chunk_tokens, capacity.kv_bytes_per_token)
+    if stored > most * held:
+        chunk_bytes = chunk_tokens * capacity.kv_bytes_per_token
+        raise UnusableInput(
+            f"host {host}: arm {arm} stores {stored} chunks of {chunk_tokens} tokens"
             f"{' in one block of phases' if scope == 'block' else ''}, its "
-            f"tier of {capacity.tier_bytes[arm]} bytes holds {need.tier_chunks}; above {most:g} of the tier a cyclic "
-            f"set loses everything (LRU). Set tier_bytes to {math.ceil(need.stored_chunks / most) * chunk_bytes} or "
+            f"tier of {capacity.tier_bytes[arm]} bytes holds {held}; above {most:g} of the tier a cyclic "
+            f"set loses everything (LRU). Set tier_bytes to {math.ceil(stored / most) * chunk_bytes} or "
             f"more, or use fewer or shorter prompts."
         )
 
 
-def _runs(host_name: str, seed: int, host: HostInput, protocol: Protocol) -> list[RunPlan]:
+def _runs(
+    host_name: str, seed: int, host: HostInput, protocol: Protocol, block_tokens: int, traces: Traces
+) -> list[RunPlan]:
     """Planned pairs in ABBA order, then spare pairs. Arms beside the control make one pair each with it, in turn."""
     kind = "gpu" if host.backend == "cuda" else "cpu"
     pairs = protocol.pairs.get(kind, 6)
@@ -327,15 +405,26 @@ def _runs(host_name: str, seed: int, host: HostInput, protocol: Protocol) -> lis
                     position=position,
                     arm=arm,
                     spare=number > pairs,
-                    phases=_phases(host_name, seed, number, host, protocol),
+                    phases=_phases(host_name, seed, number, host, protocol, block_tokens, traces),
                 )
             )
     return runs
 
 
-def _phases(host_name: str, seed: int, pair: int, host: HostInput, protocol: Protocol) -> list[PhasePlan]:
+def _phases(
+    host_name: str, seed: int, pair: int, host: HostInput, protocol: Protocol, block_tokens: int, traces: Traces
+) -> list[PhasePlan]:
     """The phases of a run of pair `pair`: the same for every arm; new prompts and salts each pair."""
-    plans = [_phase(phase, f"{seed}/{host_name}/{pair}", pair, host, protocol) for phase in protocol.phases]
+    seeds = Seeds(shapes=str(seed), tokens=f"{seed}/{host_name}/{pair}")
+    ids = (host.model.low_token_id, host.model.high_token_id)
+    sets = {name: _prompt_plan(name, prompts, seeds.tokens, ids) for name, prompts in protocol.prompt_sets.items()}
+    used = {phase.workload for phase in protocol.phases}
+    workloads = {
+        name: workload_plan(name, workload, seeds, sets, ids, block_tokens, traces)
+        for name, workload in (protocol.workloads or {}).items()
+        if name in used
+    }
+    plans = [_phase(phase, pair, sets, workloads, seeds) for phase in protocol.phases]
     blocks = list(dict.fromkeys(plan.block for plan in plans))
     alternating = [block for block in blocks if block in protocol.alternate_blocks]
     if pair % 2 == 0:
@@ -344,44 +433,56 @@ def _phases(host_name: str, seed: int, pair: int, host: HostInput, protocol: Pro
     return [plan for block in blocks for plan in plans if plan.block == block]
 
 
-def _phase(phase: Phase, seed: str, pair: int, host: HostInput, protocol: Protocol) -> PhasePlan:
-    prompts = protocol.prompt_sets[phase.prompts]
-    count, take = int(prompts.count), int(phase.take)
-    chosen = list(range(count))
-    chosen = chosen[:take] if take > 0 else chosen[take:] if take < 0 else chosen
-    return PhasePlan(
-        name=phase.name,
-        block=phase.block,
-        prompts=PromptPlan(
-            name=phase.prompts,
-            seed=f"{seed}/{phase.prompts}",
-            count=count,
-            tokens=int(prompts.tokens),
-            suffix_tokens=int(prompts.suffix_tokens),
-            low_id=host.model.low_token_id,
-            high_id=host.model.high_token_id,
-        ),
-        indices=chosen * phase.repeat,
-        salt=f"kvtrial.p{pair}.{phase.salt}",
-        max_tokens=int(phase.max_tokens),
-        concurrency=int(phase.concurrency),
-        kv_transfer_params=phase.kv_transfer_params,
+def _prompt_plan(name: str, prompts: PromptSet, seed: str, ids: tuple[int, int]) -> PromptPlan:
+    return PromptPlan(
+        name=name,
+        seed=f"{seed}/{name}",
+        count=int(prompts.count),
+        tokens=int(prompts.tokens),
+        suffix_tokens=int(prompts.suffix_tokens),
+        low_id=ids[0],
+        high_id=ids[1],
     )
 
 
-def _seconds(runs: list[RunPlan], backend: str) -> float:
-    tokens = sum(len(p.indices) * p.prompts.tokens for run in runs if not run.spare for p in run.phases)
+def _phase(
+    phase: Phase, pair: int, sets: dict[str, PromptPlan], workloads: dict[str, WorkloadPlan], seeds: Seeds
+) -> PhasePlan:
+    prompts = sets[phase.prompts] if phase.prompts else None
+    take = int(phase.take)
+    chosen = list(range(prompts.count)) if prompts else []
+    chosen = chosen[:take] if take > 0 else chosen[take:] if take < 0 else chosen
+    assert isinstance(phase.concurrency, int), "ladders are phases by now"
+    return PhasePlan(
+        name=phase.name,
+        block=phase.block,
+        prompts=prompts,
+        indices=chosen * phase.repeat,
+        salt=f"kvtrial.p{pair}.{phase.salt}",
+        max_tokens=int(phase.max_tokens or 0),
+        concurrency=phase.concurrency,
+        kv_transfer_params=phase.kv_transfer_params,
+        workload=workloads[phase.workload] if phase.workload else None,
+        arrivals=arrivals_plan(phase, f"{seeds.tokens}/arrivals"),
+    )
+
+
+def _seconds(runs: list[RunPlan], needs: RunNeeds, backend: str) -> float:
+    """What the planned runs will take; an open loop at least until its last request is due."""
     planned = sum(not run.spare for run in runs)
-    return planned * (ASSUMED_START_SECONDS[backend] + 3.0) + tokens / ASSUMED_TOKENS_PER_SECOND[backend]
+    rate = ASSUMED_TOKENS_PER_SECOND[backend]
+    waits = sum(max(0.0, (need.last_seconds or 0.0) - need.prompt_tokens / rate) for need in needs.phases.values())
+    tokens = planned * sum(need.prompt_tokens for need in needs.phases.values())
+    return planned * (ASSUMED_START_SECONDS[backend] + 3.0) + tokens / rate + planned * waits
 
 
-def estimate(plan: HostPlan) -> Estimate:
+def estimate(plan: HostPlan, seconds: float) -> Estimate:
     """What the campaign will take on a host, from what such hosts took before."""
     pairs = len({run.pair for run in plan.runs if not run.spare})
     deviation = ASSUMED_LOG_RATIO_SD[plan.backend]
     return Estimate(
         runs=sum(not run.spare for run in plan.runs),
-        seconds=_seconds(plan.runs, plan.backend),
+        seconds=seconds,
         ram_bytes=plan.limits.engine_ram_bytes + max(plan.capacity.tier_bytes.values(), default=0),
         pairs=pairs,
         log_ratio_sd_assumed=deviation,

@@ -19,6 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from msgspec import Struct
 
+from kvtrial.record.verdict import BreakEven, FoundBreakEven
+
 INK, QUIET, BAND = "#010203", "#040506", "#070809"
 ARMS = ("#0a0b0c", "#0d0e0f", "#101112", "#131415")
 CSS_OF = {INK: "currentColor", QUIET: "var(--quiet)", BAND: "var(--band)"} | {
@@ -194,6 +196,52 @@ def forest_plot(rows: Sequence[ForestRow], description: str) -> str | None:
         axes.set_ylim(-0.6, len(drawn) - 0.3)
         axes.set_xlabel("arm / against (log scale)")
         return _to_svg(figure, "forest", "Effects with intervals", description)
+
+
+def mix_plot(found: FoundBreakEven, computed: BreakEven, label: str, description: str) -> str | None:
+    """Differences of mean TTFT over the share of returns, the line through them, and both break-even shares below.
+
+    The line is drawn by its ends, which are Hodges-Lehmann estimates over the pairs. None without a point.
+    """
+    points = [point for point in found.points if math.isfinite(point.difference_seconds)]
+    if not points:
+        return None
+    bounds = _finite([value for point in points for value in (point.ci_low, point.ci_high)])
+    factor, unit = _time_scale(max(map(abs, bounds), default=0.0))
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _figure(3.2)
+        axes.axhline(0, color=QUIET, linewidth=1, zorder=0)
+        if found.cost_seconds is not None and found.gain_seconds is not None:
+            ends = [found.cost_seconds * factor, -found.gain_seconds * factor]
+            axes.plot([0, 100], ends, color=ARMS[1], linewidth=1.4, zorder=1)
+        for point in points:
+            share = point.hit_share * 100
+            axes.plot([share] * 2, [point.ci_low * factor, point.ci_high * factor], color=ARMS[1], linewidth=2.2)
+            axes.plot([share], [point.difference_seconds * factor], "o", color=ARMS[1], markersize=6.5, zorder=2)
+        # Both shares lie on rows of their own under the points, so that their intervals can be compared.
+        low, high = axes.get_ylim()
+        step = (high - low) * 0.13
+        rows: list[tuple[str, BreakEven | FoundBreakEven, str]] = [
+            ("found", found, "D"),
+            ("computed", computed, "s"),
+        ]
+        for number, (name, even, marker) in enumerate(rows, start=1):
+            height = low - number * step
+            axes.annotate(name, (0.01, height), xycoords=("axes fraction", "data"), va="center", fontsize=9)
+            if even.hit_share is None:
+                axes.annotate("none inside", (50, height), ha="center", va="center", fontsize=9)
+                continue
+            if even.ci_low is not None and even.ci_high is not None:
+                axes.plot([even.ci_low * 100, even.ci_high * 100], [height] * 2, color=INK, linewidth=1.6)
+            axes.plot([even.hit_share * 100], [height], marker, color=INK, markersize=6)
+        axes.set_ylim(low - 2.7 * step, high)
+        axes.set_xlim(-34, 104)
+        axes.xaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 100]))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
+        axes.yaxis.set_major_locator(MaxNLocator(6))
+        axes.set_xlabel("share of requests that return")
+        axes.set_ylabel(_shown(f"{label}, {unit}"))
+        return _to_svg(figure, "mix", "The sweep of shares", description)
 
 
 def ecdf_plot(times_seconds: dict[str, list[float | None]], description: str) -> str | None:

@@ -7,11 +7,14 @@ from typing import Any, TypeVar
 
 import msgspec
 import yaml
+from msgspec import UNSET
 
 from kvtrial.analysis.gates import validate_gates
 from kvtrial.analysis.metrics import find_metric
+from kvtrial.analysis.workloads import MOST_REQUESTS, refuse_impossible_workloads
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.protocol import Protocol
+from kvtrial.record.protocol import Closed, Mix, Phase, Protocol, Recorded, Trace
+from kvtrial.record.trace import MOST_TOKENS
 from kvtrial.record.version import refuse_newer
 from kvtrial.record.versions import within
 
@@ -20,7 +23,9 @@ LOOPED_EXTENDS = 10
 NAME = re.compile(r"[A-Za-z0-9_]+")
 """Names that become names of files and folders."""
 MOST_PROMPTS = 100_000
-MOST_TOKENS = 10_000_000
+"""Of a phase that sends a prompt set: its plan names each of them."""
+MOST_STEPS = 100
+"""Of a ladder of concurrencies."""
 
 
 def one_of(value: str, allowed: list[str], what: str, do: str) -> UnusableInput:
@@ -42,8 +47,36 @@ def load_protocol(name: str, folder: Path) -> Protocol:
         protocol = msgspec.convert(raw, type=Protocol)
     except msgspec.ValidationError as error:
         raise UnusableInput(f"protocol {name}: {error}; see playbooks/protocols/README.md for the fields.") from None
+    protocol = with_ladders(protocol)
     check_protocol(protocol)
     return protocol
+
+
+def with_ladders(protocol: Protocol) -> Protocol:
+    """The protocol with a phase for each concurrency of a declared list: NAME_1, NAME_4, … with salts SALT_1, …
+
+    Each step has a salt of its own, so that none finds what an earlier one stored. Raises UnusableInput.
+    """
+    phases: list[Phase] = []
+    for phase in protocol.phases:
+        if not isinstance(phase.concurrency, list):
+            phases.append(phase)
+            continue
+        steps = phase.concurrency
+        if not 1 <= len(set(steps)) == len(steps) <= MOST_STEPS or min(steps) < 1:
+            raise UnusableInput(
+                f"phase {phase.name}: the concurrencies {steps} are no ladder; give 1 to {MOST_STEPS} different whole "
+                f"numbers from 1 on."
+            )
+        if phase.arrivals and not isinstance(phase.arrivals, Closed):
+            raise UnusableInput(
+                f"phase {phase.name} has a ladder of concurrencies and arrivals at set times; give one of the two."
+            )
+        phases += [
+            msgspec.structs.replace(phase, name=f"{phase.name}_{n}", salt=f"{phase.salt}_{n}", concurrency=n)
+            for n in steps
+        ]
+    return msgspec.structs.replace(protocol, phases=phases)
 
 
 def _read_resolved(name: str, folder: Path, depth: int = 0) -> dict[str, Any]:
@@ -102,9 +135,7 @@ def check_protocol(protocol: Protocol) -> None:
     phases = [phase.name for phase in protocol.phases]
     if duplicate := {name for name in phases if phases.count(name) > 1}:
         raise UnusableInput(f"{where}: phase name {sorted(duplicate)[0]} stands twice; phase names must differ.")
-    for phase in protocol.phases:
-        if phase.prompts not in protocol.prompt_sets:
-            raise one_of(phase.prompts, list(protocol.prompt_sets), f"{where}: prompt set", "Declare it.")
+    _check_workloads(protocol, where)
     for comparison in protocol.comparisons:
         for arm in (comparison.arm, comparison.against):
             if arm not in protocol.arms:
@@ -124,6 +155,50 @@ def check_protocol(protocol: Protocol) -> None:
         if block not in {phase.block for phase in protocol.phases}:
             raise one_of(block, sorted({p.block for p in protocol.phases}), f"{where}: block", "Alternate its blocks.")
     validate_gates(protocol)
+
+
+def _check_workloads(protocol: Protocol, where: str) -> None:
+    """Raise UnusableInput where a phase doesn't say what is sent in it, or a workload uses what isn't there."""
+    workloads = protocol.workloads or {}
+    for name, workload in workloads.items():
+        if not NAME.fullmatch(name):
+            raise UnusableInput(f"workload name {name!r} can't be used: use letters A to Z, digits and _ alone.")
+        for prompts in (workload.returning, workload.fresh) if isinstance(workload, Mix) else ():
+            if prompts not in protocol.prompt_sets:
+                raise one_of(prompts, list(protocol.prompt_sets), f"{where}: prompt set", "Declare it.")
+    sent: set[tuple[str, str]] = set()
+    for phase in protocol.phases:
+        if bool(phase.prompts) == bool(phase.workload):
+            raise UnusableInput(
+                f"{where}: phase {phase.name} has {'both prompts and' if phase.prompts else 'neither prompts nor'} a "
+                f"workload; give one of the two."
+            )
+        if phase.prompts:
+            if phase.prompts not in protocol.prompt_sets:
+                raise one_of(phase.prompts, list(protocol.prompt_sets), f"{where}: prompt set", "Declare it.")
+            sent.add((phase.prompts, phase.salt))
+        elif phase.workload not in workloads:
+            raise one_of(str(phase.workload), list(workloads), f"{where}: workload", "Declare it under workloads.")
+        _check_sent(phase, workloads[phase.workload] if phase.workload else None, sent, where)
+
+
+def _check_sent(phase: Phase, workload: Any, sent: set[tuple[str, str]], where: str) -> None:
+    """Raise UnusableInput where a phase asks of its prompts or workload what they can't give."""
+    at = f"{where}: phase {phase.name}"
+    own_lengths = workload is not None and not isinstance(workload, Mix)
+    if own_lengths and phase.max_tokens:
+        raise UnusableInput(f"{at} has max_tokens, but its workload gives each request its own; leave it out.")
+    if not own_lengths and not phase.max_tokens:
+        raise UnusableInput(f"{at} lacks max_tokens; say how many tokens each answer gets.")
+    if workload is not None and (phase.take != 0 or phase.repeat != 1):
+        raise UnusableInput(f"{at} has take or repeat, which are for prompts; its workload says what is sent.")
+    if isinstance(phase.arrivals, Recorded) and not isinstance(workload, Trace):
+        raise UnusableInput(f"{at} replays recorded times, which only a workload of kind trace has; use another kind.")
+    if isinstance(workload, Mix) and (workload.returning, phase.salt) not in sent:
+        raise UnusableInput(
+            f"{at} returns to prompts of {workload.returning} in salt {phase.salt}, and no phase before it sends them "
+            f"there; add one, or give both the same salt."
+        )
 
 
 def check_pairs(pairs: int, what: str = "pairs") -> None:
@@ -171,6 +246,9 @@ def resolve(protocol: Protocol, vllm_version: str) -> Protocol:
         arms={name: msgspec.structs.replace(arm, args=_fill(arm.args, sizes)) for name, arm in protocol.arms.items()},
         prompt_sets={name: _filled(prompts, sizes) for name, prompts in protocol.prompt_sets.items()},
         phases=phases,
+        workloads={name: _filled(workload, sizes) for name, workload in protocol.workloads.items()}
+        if protocol.workloads
+        else protocol.workloads,
         comparisons=[
             _filled(c, sizes) for c in protocol.comparisons if c.phase in kept and (c.against_phase or "run") in kept
         ],
@@ -182,9 +260,11 @@ def resolve(protocol: Protocol, vllm_version: str) -> Protocol:
 def _refuse_impossible_sizes(protocol: Protocol) -> None:
     """Raise UnusableInput for counts and lengths that no run can have."""
     for name, prompts in protocol.prompt_sets.items():
-        count, tokens, suffix = int(prompts.count), int(prompts.tokens), int(prompts.suffix_tokens)
-        if not 1 <= count <= MOST_PROMPTS:
-            raise UnusableInput(f"prompt set {name} has {count} prompts; give 1 to {MOST_PROMPTS} (kvtrial_sizes).")
+        count, tokens, suffix = (_whole(prompts, name, field) for field in ("count", "tokens", "suffix_tokens"))
+        # A phase that sends a set names each prompt in the plan, a mix does not.
+        most = MOST_PROMPTS if any(phase.prompts == name for phase in protocol.phases) else MOST_REQUESTS
+        if not 1 <= count <= most:
+            raise UnusableInput(f"prompt set {name} has {count} prompts; give 1 to {most} (kvtrial_sizes).")
         if not 0 <= suffix < tokens <= MOST_TOKENS:
             raise UnusableInput(
                 f"prompt set {name} has prompts of {tokens} tokens, of which {suffix} are their common end; give 1 to "
@@ -192,9 +272,18 @@ def _refuse_impossible_sizes(protocol: Protocol) -> None:
             )
     for phase in protocol.phases:
         for field, least in (("max_tokens", 1), ("concurrency", 1), ("repeat", 1)):
-            value = int(getattr(phase, field))
-            if not least <= value <= MOST_TOKENS:
+            value = getattr(phase, field)
+            if value is not UNSET and not least <= _whole(phase, phase.name, field) <= MOST_TOKENS:
                 raise UnusableInput(f"phase {phase.name}: {field}={value} can't be run; give {least} to {MOST_TOKENS}.")
+        _whole(phase, phase.name, "take")
+    refuse_impossible_workloads(protocol)
+
+
+def _whole(declared: Any, name: str, field: str) -> int:
+    value = getattr(declared, field)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UnusableInput(f"{name}: {field}={value!r} must be a whole number, or $NAME of an entry of sizes.")
+    return value
 
 
 def _filled(value: T, sizes: dict[str, int]) -> T:

@@ -9,6 +9,8 @@ from kvtrial.record.record import Evidence, RunRecord
 from kvtrial.record.verdict import ComparisonResult, Recommendation, Word
 
 CPU_CAVEAT = "CPU engine: the mechanism was shown, the times say nothing about GPUs"
+NEVER_ASKED = "the treatment was not delivered. No prefix of the trace came back"
+"""How the gate treatment_delivered says that a trace left the tier nothing to do."""
 STANDIN_CAVEAT = "stand-in engine: tests only"
 
 
@@ -66,6 +68,8 @@ def _action(
 
 
 def _mend(reason: str) -> str:
+    if NEVER_ASKED in reason:
+        return "keep the plain GPU cache for such requests, or replay a trace in which evicted prefixes come back"
     if reason.startswith("gate "):
         return f"mend what gate {reason.split()[1]} found, then run again"
     return "mend the cause, then run again"

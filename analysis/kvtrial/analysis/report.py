@@ -18,7 +18,7 @@ from msgspec import Struct
 from kvtrial.analysis import answer, plots
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import PhaseRecord, RunRecord
-from kvtrial.record.verdict import ComparisonResult, Verdict
+from kvtrial.record.verdict import BreakEven, ComparisonResult, FoundBreakEven, Verdict
 
 REGIMES = {
     "return": "the prefix was evicted and is asked for again",
@@ -27,6 +27,7 @@ REGIMES = {
     "fits_return": "a set that fits the engine's own KV cache",
     "miss": "a prompt never seen before",
 }
+FOUND_TEXTS = {"above": "", "every": "pays at every share", "none": "pays at none", "unknown": "not found"}
 HOSTS_SHOWN_MAX = 200
 RUNS_SHOWN_MAX = 2000
 GATE_HOSTS_SHOWN_MAX = 5
@@ -214,11 +215,22 @@ def _figures_of_merit(verdict: Verdict) -> list[tuple[str, str, str]]:
         p_value = answer.p_text(primary.p_value)
         merits.append(("pairs", str(primary.pairs), f"p {p_value}" if p_value != answer.NOT_MEASURED else "no p value"))
     if verdict.break_even is not None:
-        even = verdict.break_even
-        bounds = f"{answer.share_text(even.ci_low)} to {answer.share_text(even.ci_high)}"
-        small = f"interval {bounds}" if answer.is_number(even.ci_low) else "no interval"
-        merits.append(("break-even hit share", answer.share_text(even.hit_share), small))
+        even, found = verdict.break_even, verdict.break_even.found
+        if found is not None:
+            merits.append(("break-even hit share, found", FOUND_TEXTS[found.pays] or _share(found), _bounds(found)))
+        what = "break-even hit share" + (", computed" if found is not None else "")
+        merits.append((what, _share(even), _bounds(even)))
     return merits
+
+
+def _share(even: BreakEven | FoundBreakEven) -> str:
+    return answer.share_text(even.hit_share)
+
+
+def _bounds(even: BreakEven | FoundBreakEven) -> str:
+    if not answer.is_number(even.ci_low):
+        return "no interval"
+    return f"interval {answer.share_text(even.ci_low)} to {answer.share_text(even.ci_high)}"
 
 
 def _answers(verdict: Verdict) -> list[tuple[str, str]]:
@@ -338,16 +350,22 @@ def _host_rows(verdict: Verdict) -> list[Row]:
 
 
 def _regime_rows(protocol: Protocol, records: Sequence[RunRecord], arms: Sequence[str]) -> list[Row]:
-    """Median over runs of the run's median TTFT, per regime and arm, with the range over runs; last the arms' ratio."""
+    """Median over runs of the run's median TTFT, per regime and arm, with the range over runs; last the arms' ratio.
+
+    A mix holds returns and misses, so its mean is taken: a median would be one or the other.
+    """
     declared = {phase.name for phase in protocol.phases} | {phase.name for item in records for phase in item.phases}
     names = [name for name in REGIMES if name in declared]
+    mixes = [name for name in dict.fromkeys(phase.name for item in records for phase in item.phases) if _is_mix(name)]
+    names = sorted(mixes) + names
     if not names:
         names = list(dict.fromkeys(item.phase for item in protocol.comparisons if item.phase in declared))
     rows = []
     for name in names:
         cells, middles = [], []
         for arm in arms:
-            values = [phase.ttft_median_seconds for phase in _phases_of(records, arm, name)]
+            phases = _phases_of(records, arm, name)
+            values = [phase.ttft_mean_seconds if _is_mix(name) else phase.ttft_median_seconds for phase in phases]
             finite = [value for value in values if value is not None and math.isfinite(value)]
             middle = _median(finite)
             middles.append(middle)
@@ -359,8 +377,13 @@ def _regime_rows(protocol: Protocol, records: Sequence[RunRecord], arms: Sequenc
         for other in middles[1:]:
             first = middles[0]
             cells.append(f"x{answer.number_text(other / first)}" if first and other is not None else "–")
-        rows.append(Row(name, cells, note=REGIMES.get(name, "")))
+        note = f"{answer.phase_subject(name)}; mean of a run" if _is_mix(name) else REGIMES.get(name, "")
+        rows.append(Row(name, cells, note=note))
     return rows
+
+
+def _is_mix(phase: str) -> bool:
+    return answer.MIX.fullmatch(phase) is not None or phase in answer.MIX_SUBJECTS
 
 
 def _source_rows(records: Sequence[RunRecord], arms: Sequence[str]) -> list[SourceRow]:
@@ -399,6 +422,7 @@ def _figures(verdict: Verdict, records: Sequence[RunRecord], arms: Sequence[str]
     found = []
     if primary is not None:
         found.append(_paired_figure(verdict, primary))
+    found.append(_mix_figure(verdict))
     found.append(_forest_figure(verdict.comparisons))
     found.append(_ecdf_figure(primary.phase if primary else "return", records, arms))
     return [figure for figure in found if figure is not None]
@@ -427,6 +451,22 @@ def _paired_figure(verdict: Verdict, primary: ComparisonResult) -> Figure | None
         description=caption,
     )
     return Figure(Markup(svg), "Each pair", caption) if svg else None
+
+
+def _mix_figure(verdict: Verdict) -> Figure | None:
+    """The sweep of shares with both break-evens; None where there was none."""
+    even = verdict.break_even
+    if even is None or even.found is None or not even.found.points:
+        return None
+    found, primary = even.found, answer.primary_of(verdict.comparisons)
+    arms = f"{primary.arm} − {primary.against}" if primary else "arm − against"
+    caption = (
+        f"Mean time to first token, {arms}, over the share of requests that return to an evicted prefix: the estimate "
+        f"over {answer.count(found.pairs, 'pair')} with its interval, and the line. Below zero it pays. "
+        f"{answer.sentence(answer.break_even_text(even) or '')}"
+    )
+    svg = plots.mix_plot(found, even, f"{arms}, mean TTFT", caption)
+    return Figure(Markup(svg), "The sweep of shares", caption) if svg else None
 
 
 def _forest_figure(comparisons: Sequence[ComparisonResult]) -> Figure | None:
@@ -584,12 +624,18 @@ def _prompt_rows(records: Sequence[RunRecord]) -> list[Row]:
             str(phase.sent),
             _range(lengths),
             _range(outputs),
-            str(phase.concurrency),
+            _arrivals(phase),
             answer.seconds_text(phase.seconds),
             phase.prompts_sha256[:16],
         ]
         rows.append(Row(phase.name, cells))
     return rows
+
+
+def _arrivals(phase: PhaseRecord) -> str:
+    if phase.concurrency is not None:
+        return str(phase.concurrency)
+    return phase.arrivals or "open loop"
 
 
 def _range(values: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ import msgspec
 
 from kvtrial.analysis.campaign import check_digests, read_campaign
 from kvtrial.record.errors import UnusableInput
+from kvtrial.record.plan import HostPlan, PoissonPlan, TracePlan, files_of_traces
 from kvtrial.record.record import RunRecord
 from kvtrial.record.version import refuse_newer
 
@@ -68,5 +69,18 @@ def _campaign_command(path: Path, record: RunRecord) -> str:
             # JSON, because key=value would make every size a string.
             chosen = {"kvtrial_arms": arms, "kvtrial_sizes": plan.protocol.sizes}
             words += ["-e", json.dumps(chosen, sort_keys=True)]
+            words += _trace_words(host, parent, plan.protocol.sizes)
             break
     return shlex.join([*words, "-e", "kvtrial_new_campaign=true"])
+
+
+def _trace_words(host: HostPlan, directory: Path, sizes: dict[str, int]) -> list[str]:
+    """What names the trace that was replayed, as the campaign keeps it; nothing for a protocol that names several."""
+    traces = files_of_traces(host)
+    if len(traces) != 1:
+        return []
+    words = ["-e", f"kvtrial_trace={directory / next(iter(traces))}"]
+    phases = [phase for phase in host.runs[0].phases if isinstance(phase.workload, TracePlan)]
+    if "arrivals_per_minute" in sizes and any(isinstance(phase.arrivals, PoissonPlan) for phase in phases):
+        words += ["-e", f"kvtrial_arrivals_per_minute={sizes['arrivals_per_minute']}"]
+    return words

@@ -14,9 +14,10 @@ RUN_COLUMNS = (
     "vllm_version",
 )  # fmt: skip
 PHASE_COLUMNS = (
-    "phase", "block", "started_monotonic_seconds", "phase_seconds", "scrape_seconds", "concurrency", "sent", "finished",
-    "failed",
-    "output_tokens", "ttft_median_seconds", "ttft_p95_seconds", "inter_token_median_seconds", "inter_token_p95_seconds",
+    "phase", "block", "started_monotonic_seconds", "phase_seconds", "scrape_seconds", "concurrency", "arrivals", "sent",
+    "finished", "failed",
+    "output_tokens", "ttft_mean_seconds", "ttft_median_seconds", "ttft_p95_seconds", "inter_token_median_seconds",
+    "inter_token_p95_seconds",
     "e2e_median_seconds", "output_throughput_tokens_per_second", "dispatch_lag_p95_seconds", "client_cpu_cores",
     "prompts_sha256",
 )  # fmt: skip

@@ -9,6 +9,7 @@ from kvtrial.analysis.compare import blank_result
 from kvtrial.analysis.effect import Interval, decide, outward
 from kvtrial.analysis.faults import MAX_PAIR_GAP_SECONDS
 from kvtrial.analysis.fleet import LEAST_HOSTS, combine, odd_hosts
+from kvtrial.analysis.gates.conditions import calibration_caveat
 from kvtrial.analysis.hostverdict import (
     HostOutcome,
     agreeing,
@@ -19,6 +20,7 @@ from kvtrial.analysis.hostverdict import (
     without_effect,
 )
 from kvtrial.analysis.metrics import find_metric
+from kvtrial.analysis.mixes import declared_shares, saturated_phases
 from kvtrial.analysis.recommend import caveats_of, recommend
 from kvtrial.analysis.timebudget import time_budget
 from kvtrial.record.plan import Plan
@@ -95,6 +97,8 @@ def conclude(
             *caveats_of(protocol, evidence, comparisons),
             *(f"{host}: {LOST}; it counts as a planned host without records" for host in lost),
             *_pair_caveats(outcomes),
+            *([uncalibrated] if (uncalibrated := calibration_caveat(records)) else []),
+            *_saturation_caveats(protocol, records_by_host),
             *_odd_host_caveats(protocol, counted, records_by_host),
         ],
     )
@@ -259,7 +263,10 @@ def _break_even(
     if not {"arm", "against", "hit", "miss"} <= declared.keys():
         return None
     pairs = [pair for outcome in (counted or outcomes).values() for pair in outcome.pairs.valid]
-    return break_even(pairs, declared["arm"], declared["against"], declared["hit"], declared["miss"], own)
+    shares = declared_shares(protocol)
+    if own is None and len(set(shares.values())) == 1:
+        own = next(iter(shares.values()))
+    return break_even(pairs, declared["arm"], declared["against"], declared["hit"], declared["miss"], own, shares)
 
 
 # ------------------------------------------------------------------------------------------------------- the rest
@@ -310,6 +317,18 @@ def _pair_caveats(outcomes: Mapping[str, HostOutcome]) -> list[str]:
                 f"{host}: spare pairs ran that replace nothing and are not counted: {outcome.pairs.spares_unused}"
             )
     return said
+
+
+def _saturation_caveats(protocol: Protocol, records_by_host: Mapping[str, Sequence[RunRecord]]) -> list[str]:
+    """Arms that did not keep up with an open loop, where no gate has said so."""
+    if "keeps_up" in protocol.gates:
+        return []
+    return [
+        f"{host}: the engine did not keep up with the arrivals, so the size of the effect is a matter of how long the "
+        f"phase was: {saturated}"
+        for host, records in records_by_host.items()
+        for saturated in saturated_phases(record for record in records if record.outcome == "completed")
+    ]
 
 
 def _odd_host_caveats(

@@ -3,10 +3,12 @@
 import gc
 import os
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvtrial.host.affinity import Pinning, current_pinning
 from kvtrial.record.load import HonestyCard
 
 _PROC_STAT = Path("/proc/stat")
@@ -64,16 +66,22 @@ class HonestyMeter:
     """Collects a phase's facts about the client; `start` and `finish` bracket the phase.
 
     The owner reports dispatches, loop beats and connections as they happen; each report is an append or an addition.
+    A dispatch and a beat take 8 bytes each.
     """
 
-    def __init__(self) -> None:
-        self._dispatch_lags_ns: list[int] = []
-        self._loop_lags_ns: list[int] = []
+    def __init__(self, *, calibration_id: str | None = None, pinning: Pinning | None = None) -> None:
+        self._calibration_id = calibration_id
+        self._pinning = pinning or current_pinning()
+        self._dispatch_lags_ns = array("q")
+        self._loop_lags_ns = array("q")
+        self._streams_max = 0
+        self._chunks = 0
         self._connections_opened = 0
         self._connections_open = 0
         self._connections_max_open = 0
         self._gc_collections = 0
         self._gc_pause_max_ns = 0
+        self._gc_pause_total_ns = 0
         self._gc_began_ns: int | None = None
         self._wall_began_ns = 0
         self._cpu_began_ns = 0
@@ -108,6 +116,13 @@ class HonestyMeter:
             clock=time.get_clock_info("perf_counter").implementation,
             cpu_affinity=sorted(os.sched_getaffinity(0)),
             steal_share=steal_share(self._ticks_began, ticks),
+            calibration_id=self._calibration_id,
+            pinning=self._pinning.pinning,
+            numa_node=self._pinning.numa_node,
+            loop_lag_p95_seconds=_seconds(quantile(self._loop_lags_ns, 0.95)),
+            streams_max=self._streams_max,
+            chunks=self._chunks,
+            gc_pause_total_seconds=self._gc_pause_total_ns / 1e9,
         )
 
     def stop(self) -> None:
@@ -122,6 +137,14 @@ class HonestyMeter:
     def beat(self, lag_ns: int) -> None:
         """The event loop ran a regular timer `lag_ns` late."""
         self._loop_lags_ns.append(lag_ns)
+
+    def streaming(self, in_flight: int) -> None:
+        """So many requests are in flight now."""
+        self._streams_max = max(self._streams_max, in_flight)
+
+    def received(self, chunks: int) -> None:
+        """A response came in so many reads."""
+        self._chunks += chunks
 
     def connected(self) -> None:
         """A connection was opened."""
@@ -145,6 +168,7 @@ class HonestyMeter:
         elif self._gc_began_ns is not None:
             self._gc_collections += 1
             self._gc_pause_max_ns = max(self._gc_pause_max_ns, now_ns - self._gc_began_ns)
+            self._gc_pause_total_ns += now_ns - self._gc_began_ns
             self._gc_began_ns = None
 
 

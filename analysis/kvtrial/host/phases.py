@@ -1,23 +1,25 @@
 """One phase of a run: a settled scrape, the load, a settled scrape, and the facts of it."""
 
-import hashlib
 import statistics
 import time
+from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
 from msgspec import Struct
 
+from kvtrial.host.affinity import Pinning
 from kvtrial.host.client import run_load_blocking
-from kvtrial.host.workload import load_spec
+from kvtrial.host.workload import load_spec, phase_requests
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.exposition import parse_page, read_page
-from kvtrial.record.load import LoadOutcome, RequestResult
-from kvtrial.record.plan import Launch, Limits, PhasePlan
-from kvtrial.record.record import PhaseRecord, RequestFact
+from kvtrial.record.load import LoadOutcome, RequestResult, RequestSpec
+from kvtrial.record.plan import ConstantPlan, Launch, Limits, PhasePlan, PoissonPlan, RecordedPlan
+from kvtrial.record.record import OpenLoop, PhaseRecord, RequestFact
 from kvtrial.record.store import write_atomically
+from kvtrial.record.workload import concurrency_of, open_loop
 
 SETTLE_GAP_SECONDS = 0.05
 SETTLE_LIMIT_SECONDS = 2.0
@@ -64,48 +66,150 @@ def _engine_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("vllm:")]
 
 
+class PhaseFacts:
+    """What a phase's record says of its requests, gathered as results come; quantiles stay exact.
+
+    A finished request takes 32 bytes here; gaps between tokens are counted by their whole microseconds.
+    """
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.finished = 0
+        self.errors: Counter[str] = Counter()
+        self.first_error: str | None = None
+        self.output_tokens = 0
+        self.ttfts = array("d")
+        self.e2es = array("d")
+        self.gaps_us: Counter[int] = Counter()
+        self.due = array("d")
+        self.due_last = 0.0
+        self.ended_last = 0.0
+        self._listed: dict[str, RequestFact | None] = {}
+        self._max_tokens: dict[str, int] = {}
+
+    def noting(self, requests: Iterable[RequestSpec]) -> Iterator[RequestSpec]:
+        """The same requests; the first thousand are the ones to be listed in the record."""
+        for request in requests:
+            if len(self._listed) < LISTED_REQUESTS_MAX:
+                self._listed[request.key] = None
+                self._max_tokens[request.key] = request.max_tokens
+            yield request
+
+    def add(self, result: RequestResult) -> None:
+        """Take one result."""
+        self.sent += 1
+        self.output_tokens += result.output_tokens
+        self.due_last = max(self.due_last, result.scheduled_ns / 1e9)
+        self.ended_last = max(self.ended_last, (result.last_token_ns or result.scheduled_ns) / 1e9)
+        if result.error is None:
+            self.finished += 1
+            if (ttft := ttft_seconds(result)) is not None:
+                self.ttfts.append(ttft)
+                self.due.append(result.scheduled_ns / 1e9)
+            if e2e := e2e_seconds(result):
+                self.e2es.append(e2e)
+            self.gaps_us.update(result.token_gaps_us)
+        else:
+            self.errors[result.error.error_class] += 1
+            self.first_error = self.first_error or result.error.detail
+        if result.key in self._listed:
+            self._listed[result.key] = request_fact(result, self._max_tokens[result.key])
+
+    def open_loop(self) -> OpenLoop | None:
+        """How the requests fared over the time in which they were due; None without a first token."""
+        if not self.due:
+            return None
+        first = min(self.due)
+        middle = (first + self.due_last) / 2
+        halves: tuple[list[float], list[float]] = ([], [])
+        for due, ttft in zip(self.due, self.ttfts, strict=True):
+            halves[due > middle].append(ttft)
+        early, late = (statistics.fmean(half) if half else None for half in halves)
+        return OpenLoop(self.due_last - first, self.ended_last - self.due_last, early, late)
+
+    @property
+    def listed(self) -> list[RequestFact]:
+        """The first thousand requests, in the order in which they were given."""
+        return [fact for fact in self._listed.values() if fact is not None]
+
+
 def run_phase(
     phase: PhasePlan,
     launch: Launch,
     limits: Limits,
+    folder: Path,
+    on_result: Callable[[RequestResult], None],
     on_progress: Callable[[int, int], None] | None = None,
-) -> LoadOutcome:
-    """Send the phase's load; never raises for what the engine does: failures are results."""
-    return run_load_blocking(load_spec(phase, launch, limits), on_progress)
+    *,
+    calibration_id: str | None = None,
+    pinning: Pinning | None = None,
+    spool_directory: Path | None = None,
+) -> tuple[LoadOutcome, PhaseFacts]:
+    """Send the phase's load; never raises for what the engine does: failures are results. `folder`: the plan's."""
+    facts = PhaseFacts()
+
+    def take(result: RequestResult) -> None:
+        facts.add(result)
+        on_result(result)
+
+    outcome = run_load_blocking(
+        load_spec(phase, launch, limits),
+        facts.noting(phase_requests(phase, folder)),
+        take,
+        on_progress,
+        calibration_id=calibration_id,
+        pinning=pinning,
+        spool_directory=spool_directory,
+    )
+    return outcome, facts
 
 
-def phase_record(phase: PhasePlan, before: Scrape, after: Scrape, outcome: LoadOutcome) -> PhaseRecord:
+def phase_record(
+    phase: PhasePlan, before: Scrape, after: Scrape, outcome: LoadOutcome, facts: PhaseFacts
+) -> PhaseRecord:
     """The facts of a phase from its two scrapes and the client's results."""
-    results = outcome.results
-    finished = [r for r in results if r.error is None]
-    ttfts = [seconds for r in finished if (seconds := ttft_seconds(r)) is not None]
-    gaps = [gap / 1e6 for r in finished for gap in r.token_gaps_us]
-    tokens = sum(r.output_tokens for r in results)
     return PhaseRecord(
         name=phase.name,
         block=phase.block,
         started_monotonic_seconds=outcome.started_monotonic_ns / 1e9,
         seconds=outcome.seconds,
         scrape_seconds=after.seconds,
-        concurrency=phase.concurrency,
-        prompts_sha256=hashlib.sha256("\n".join(r.prompt_sha256 for r in results).encode()).hexdigest(),
-        sent=len(results),
-        finished=len(finished),
-        failed=len(results) - len(finished),
-        errors=dict(Counter(r.error.error_class for r in results if r.error is not None)),
-        output_tokens=tokens,
-        ttft_median_seconds=statistics.median(ttfts) if ttfts else None,
-        ttft_p95_seconds=percentile(ttfts, 0.95),
-        inter_token_median_seconds=statistics.median(gaps) if gaps else None,
-        inter_token_p95_seconds=percentile(gaps, 0.95),
-        e2e_median_seconds=statistics.median(e2e) if (e2e := [s for r in finished if (s := e2e_seconds(r))]) else None,
-        output_throughput_tokens_per_second=tokens / outcome.seconds if outcome.seconds > 0 else None,
+        concurrency=concurrency_of(phase),
+        prompts_sha256=outcome.prompts_sha256,
+        sent=facts.sent,
+        finished=facts.finished,
+        failed=facts.sent - facts.finished,
+        errors=dict(facts.errors),
+        output_tokens=facts.output_tokens,
+        ttft_median_seconds=percentile(facts.ttfts, 0.5),
+        ttft_p95_seconds=percentile(facts.ttfts, 0.95),
+        inter_token_median_seconds=gap_percentile(facts.gaps_us, 0.5),
+        inter_token_p95_seconds=gap_percentile(facts.gaps_us, 0.95),
+        e2e_median_seconds=percentile(facts.e2es, 0.5),
+        output_throughput_tokens_per_second=facts.output_tokens / outcome.seconds if outcome.seconds > 0 else None,
         before=before.values,
         after=after.values,
         metrics_caveats=after.caveats,
         card=outcome.card,
-        requests=[request_fact(r, phase.max_tokens) for r in results[:LISTED_REQUESTS_MAX]],
+        requests=facts.listed,
+        ttft_mean_seconds=statistics.fmean(facts.ttfts) if facts.ttfts else None,
+        inter_token_mean_seconds=_gap_mean(facts.gaps_us),
+        e2e_p95_seconds=percentile(facts.e2es, 0.95),
+        arrivals=arrivals_text(phase),
+        open_loop=facts.open_loop() if open_loop(phase) else None,
     )
+
+
+def arrivals_text(phase: PhasePlan) -> str:
+    """How the requests of a phase come, in words."""
+    match phase.arrivals:
+        case ConstantPlan(rate_per_second=rate):
+            return f"constant, {rate:g} a second"
+        case PoissonPlan(rate_per_second=rate):
+            return f"Poisson, {rate:g} a second"
+        case RecordedPlan(speed=speed):
+            return "as recorded" if speed == 1 else f"as recorded, {speed:g} times as fast"
+    return f"closed loop, {concurrency_of(phase)} in flight"
 
 
 def ttft_seconds(result: RequestResult) -> float | None:
@@ -118,7 +222,7 @@ def e2e_seconds(result: RequestResult) -> float | None:
     return None if result.last_token_ns is None else (result.last_token_ns - result.scheduled_ns) / 1e9
 
 
-def percentile(values: list[float], share: float) -> float | None:
+def percentile(values: Sequence[float], share: float) -> float | None:
     """The `share` quantile with linear interpolation (Hyndman-Fan type 7), None for no values."""
     if not values:
         return None
@@ -127,6 +231,31 @@ def percentile(values: list[float], share: float) -> float | None:
     low = int(position)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def gap_percentile(counts: Counter[int], share: float) -> float | None:
+    """`percentile` in seconds of values that are counted by their whole microseconds, None for no values."""
+    total = counts.total()
+    if not total:
+        return None
+    position = share * (total - 1)
+    low = int(position)
+    below = above = None
+    passed = 0
+    for gap_us in sorted(counts):
+        passed += counts[gap_us]
+        if below is None and passed > low:
+            below = gap_us
+        if passed > min(low + 1, total - 1):
+            above = gap_us
+            break
+    assert below is not None and above is not None
+    return (below + (above - below) * (position - low)) / 1e6
+
+
+def _gap_mean(counts: Counter[int]) -> float | None:
+    total = counts.total()
+    return sum(gap_us * count for gap_us, count in counts.items()) / total / 1e6 if total else None
 
 
 def request_fact(result: RequestResult, max_tokens: int) -> RequestFact:

@@ -6,6 +6,9 @@
     kvtrial-host stop   --directory DIR     end it cleanly: its engine first; finished runs are kept
     kvtrial-host pack   --directory DIR --output FILE    a tar of the finished runs
 
+    kvtrial-host calibrate   --directory STATE_DIR [--again]    calibrate the load client here, unless that is done
+    kvtrial-host calibration --directory STATE_DIR              print the calibration that holds, or null
+
 It may be killed at any point: its engine is ended by the keeper, and `start` goes on with the runs that are missing.
 """
 
@@ -26,6 +29,7 @@ from types import FrameType
 
 import msgspec
 
+from kvtrial.host.calibration import calibrate, read_calibration, refuse_busy_host, table
 from kvtrial.host.conditions import boot_id, meminfo
 from kvtrial.host.engine import Engine
 from kvtrial.host.keeper import reap_leftover
@@ -33,11 +37,13 @@ from kvtrial.host.processes import end_processes, foreign_engines, read_process
 from kvtrial.host.run import Interrupted, RunContext, execute, publish
 from kvtrial.host.schedule import dropped_pairs, next_run, runs_left
 from kvtrial.host.state import Folder, Progress, first_progress
+from kvtrial.host.workload import check_traces
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import RunPlan
 
 START_WAIT_SECONDS = 20.0
 DEFAULT_RUN_SECONDS = 40.0
+_ON_STATE_DIR = ("calibrate", "calibration")
 LOCK_HELD = 2
 """Exit status of `run` for unusable input, such as a folder in which another program works."""
 
@@ -61,6 +67,8 @@ class Program:
         self.started = time.monotonic()
         self.stopping = ""
         self.engine: Engine | None = None
+        # A campaign's folder is STATE_DIR/campaigns/CAMPAIGN.
+        self.calibration = read_calibration(folder.directory.parent.parent)
         self.finished = folder.finished_runs()
         self.progress = first_progress(self.campaign, self.digest, self.plan, self.boot, 0.0)
 
@@ -87,6 +95,8 @@ class Program:
             on_phase=self.on_phase,
             on_engine=self.on_engine,
             is_stopping=self.is_stopping,
+            folder=self.folder.directory,
+            calibration=self.calibration,
         )
         try:
             self.tell(run=run.run, pair=run.pair, arm=run.arm, phase="starting the engine")
@@ -219,7 +229,7 @@ def _locked(folder: Folder) -> Iterator[None]:
 
 def start(folder: Folder) -> Progress:
     """Start the program detached, unless it runs already with the same plan; return its progress."""
-    _, digest = folder.read_plan()
+    plan, digest = folder.read_plan()
     running = folder.program_alive()
     if running is not None:
         if running.plan_sha256 != digest:
@@ -228,6 +238,7 @@ def start(folder: Folder) -> Progress:
                 f"{digest[:12]}); stop it first, or use a new campaign."
             )
         return running
+    check_traces(plan, folder.directory)
     before = folder.read_progress()
     with (folder.directory / "program.log").open("ab") as log:
         process = subprocess.Popen(
@@ -287,17 +298,46 @@ def pack(folder: Folder, output: Path) -> dict[str, str]:
     return digests
 
 
+def calibrate_here(state_dir: Path, again: bool) -> dict[str, object]:
+    """Calibrate the client, unless a card holds already and `again` is not asked for; what is printed of it."""
+    card = None if again else read_calibration(state_dir)
+    changed = card is None
+    if card is None:
+        refuse_busy_host()
+        for path in sorted(state_dir.glob("campaigns/*")):
+            if Folder(path).program_alive() is not None:
+                raise UnusableInput(f"campaign {path.name} runs on this host; calibrate when it has ended.")
+        card = calibrate(state_dir)
+    return {"changed": changed, "calibration": msgspec.to_builtins(card), "table": table(card)}
+
+
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="kvtrial-host", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("command", choices=["start", "run", "status", "stop", "pack"])
+    parser.add_argument("command", choices=["start", "run", "status", "stop", "pack", *_ON_STATE_DIR])
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--again", action="store_true")
     return parser.parse_args(arguments)
+
+
+def _calibration_command(command: str, state_dir: Path, again: bool) -> int:
+    try:
+        if command == "calibrate":
+            print(json.dumps(calibrate_here(state_dir, again)))
+        else:
+            card = read_calibration(state_dir)
+            print(json.dumps({"calibration": msgspec.to_builtins(card) if card else None}))
+    except (UnusableInput, OSError) as error:
+        print(str(error), file=sys.stderr)
+        return LOCK_HELD
+    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of `kvtrial-host`. Exit status 0, or 2 for unusable input with one sentence on stderr."""
     options = _arguments(arguments)
+    if options.command in _ON_STATE_DIR:
+        return _calibration_command(options.command, options.directory.resolve(), options.again)
     folder = Folder(options.directory.resolve())
     try:
         if options.command == "run":

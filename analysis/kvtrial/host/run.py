@@ -11,12 +11,14 @@ import zstandard
 from msgspec import Struct
 
 import kvtrial
+from kvtrial.host.affinity import Pinning, pinned_client
 from kvtrial.host.conditions import read_conditions
 from kvtrial.host.engine import Engine, RunFault, refuse_port, routable
 from kvtrial.host.keeper import EngineExit
 from kvtrial.host.phases import Scrape, phase_record, run_phase, settled_scrape, write_scrapes
+from kvtrial.record.calibration import Calibration
 from kvtrial.record.hazards import watch_log
-from kvtrial.record.load import RequestResult, write_results
+from kvtrial.record.load import ResultsWriter
 from kvtrial.record.plan import HostPlan, PhasePlan, RunPlan
 from kvtrial.record.record import (
     Evidence,
@@ -45,7 +47,10 @@ STOPPING_REASONS = {
 
 
 class RunContext(Struct, frozen=True):
-    """What a run needs from the program: ids, deadline, and how to tell progress or learn of a stop."""
+    """What a run needs from the program: ids, deadline, and how to tell progress or learn of a stop.
+
+    `folder` is where the plan lies, with the traces it names. `calibration` is the load client's card on this host.
+    """
 
     campaign: str
     plan: HostPlan
@@ -55,6 +60,8 @@ class RunContext(Struct, frozen=True):
     on_phase: Callable[[str], None]
     on_engine: Callable[[Engine | None], None]
     is_stopping: Callable[[], bool]
+    folder: Path
+    calibration: Calibration | None = None
 
 
 class Interrupted(Exception):
@@ -70,7 +77,6 @@ class _Facts:
         self.resolved: Resolved | None = None
         self.start_seconds: float | None = None
         self.phases: list[PhaseRecord] = []
-        self.results: list[tuple[str, RequestResult]] = []
         self.scrape_seconds = 0.0
         self.fault: Fault | None = None
         self.standin = False
@@ -87,29 +93,30 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
     engine: Engine | None = None
     exit_facts: EngineExit | None = None
     served_log = ""
-    try:
-        refuse_port(context.plan.launches[run.arm].port)
-        engine = Engine(directory, context.plan.launches[run.arm], context.plan, context.deadline_seconds)
-        context.on_engine(engine)
-        _measure(run, directory, context, engine, facts)
-    except RunFault as error:
-        facts.fault = error.fault
-    finally:
-        if engine is not None:
-            # What an engine logs while it is being ended says nothing about the run.
-            served_log = engine.log_text()
-            try:
-                context.on_phase("stopping the engine")
-            finally:  # whatever can't be written: the engine is ended
-                exit_facts = engine.stop()
-                context.on_engine(None)
+    with ResultsWriter(directory / "requests.jsonl.zst") as results:
+        try:
+            refuse_port(context.plan.launches[run.arm].port)
+            engine = Engine(directory, context.plan.launches[run.arm], context.plan, context.deadline_seconds)
+            context.on_engine(engine)
+            _measure(run, directory, context, engine, facts, results)
+        except RunFault as error:
+            facts.fault = error.fault
+        finally:
+            if engine is not None:
+                # What an engine logs while it is being ended says nothing about the run.
+                served_log = engine.log_text()
+                try:
+                    context.on_phase("stopping the engine")
+                finally:  # whatever can't be written: the engine is ended
+                    exit_facts = engine.stop()
+                    context.on_engine(None)
     if context.is_stopping() or (exit_facts is not None and exit_facts.reason == "deadline"):
         raise Interrupted
     if exit_facts is not None and exit_facts.reason in STOPPING_REASONS:
         name, detail = STOPPING_REASONS[exit_facts.reason]
         facts.fault = Fault(origin="environment", fault=name, phase=_last_phase(facts), detail=detail)
     facts.fault = _with_exit(facts.fault, exit_facts)
-    files = _write_files(directory, facts)
+    files = _write_files(directory)
     ended = time.monotonic()
     record = RunRecord(
         schema_version=SCHEMA_VERSION,
@@ -142,6 +149,7 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
             for hit in watch_log(served_log.splitlines(), context.plan.vllm_version)
         ],
         files=files,
+        calibration=context.calibration,
     )
     content = msgspec.json.format(msgspec.json.encode(record), indent=1)
     digest = write_atomically(directory / "record.json", content)
@@ -149,7 +157,9 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
     return record
 
 
-def _measure(run: RunPlan, directory: Path, context: RunContext, engine: Engine, facts: _Facts) -> None:
+def _measure(
+    run: RunPlan, directory: Path, context: RunContext, engine: Engine, facts: _Facts, results: ResultsWriter
+) -> None:
     """Wait for the engine, learn what it is, run the phases. Raises RunFault."""
 
     def waiting(seconds: float) -> None:
@@ -163,44 +173,73 @@ def _measure(run: RunPlan, directory: Path, context: RunContext, engine: Engine,
         detail = f"the engine listens on {', '.join(exposed)}, not on loopback alone; it was stopped at once"
         raise RunFault(engine.fault("routable_bind", None, detail))
     boundary: Scrape | None = None
-    for number, phase in enumerate(run.phases):
-        context.on_phase(phase.name)
-        boundary = _one_phase(phase, directory, context, engine, facts, boundary)
-        if number == 0:
-            facts.resolved = msgspec.structs.replace(resolved, config=engine.config_of(asked))
+    with pinned_client(context.plan.client_cpus, engine.pids()) as pinning:
+        for number, phase in enumerate(run.phases):
+            context.on_phase(phase.name)
+            boundary = _one_phase(phase, directory, context, engine, facts, results, pinning, boundary)
+            if number == 0:
+                facts.resolved = msgspec.structs.replace(resolved, config=engine.config_of(asked))
 
 
 def _one_phase(
-    phase: PhasePlan, directory: Path, context: RunContext, engine: Engine, facts: _Facts, boundary: Scrape | None
+    phase: PhasePlan,
+    directory: Path,
+    context: RunContext,
+    engine: Engine,
+    facts: _Facts,
+    results: ResultsWriter,
+    pinning: Pinning,
+    boundary: Scrape | None,
 ) -> Scrape:
     """One phase; its closing scrape is returned, to open the next. Raises RunFault when the engine failed in it."""
     plan, base_url = context.plan, engine.base_url
     try:
         before = boundary or settled_scrape(base_url, plan.vllm_version, plan.model.name)
-        outcome = run_phase(phase, engine.launch, plan.limits)
-        facts.results.extend((phase.name, result) for result in outcome.results)
+        outcome, found = run_phase(
+            phase,
+            engine.launch,
+            plan.limits,
+            context.folder,
+            lambda result: results.write(phase.name, result),
+            calibration_id=context.calibration.calibration_id if context.calibration else None,
+            pinning=pinning,
+            spool_directory=directory,
+        )
         after = settled_scrape(base_url, plan.vllm_version, plan.model.name)
     except httpx.HTTPError as error:
         raise RunFault(_why_failed(engine, phase.name, f"/metrics does not answer: {error!r}", context)) from error
     facts.scrape_seconds += after.seconds + (0.0 if boundary else before.seconds)
-    record = phase_record(phase, before, after, outcome)
+    record = phase_record(phase, before, after, outcome, found)
     facts.phases.append(record)
     write_scrapes(directory / "metrics", phase.name, before, after)
     if record.failed:
         counts = ", ".join(f"{count} {name}" for name, count in sorted(record.errors.items()))
-        first = next(r.error.detail for r in outcome.results if r.error is not None)
-        detail = f"{record.failed} of {record.sent} requests failed ({counts}); the first: {first}"
-        raise RunFault(_why_failed(engine, phase.name, detail, context, after))
+        detail = f"{record.failed} of {record.sent} requests failed ({counts}); the first: {found.first_error}"
+        deadlocked = "deadlock" in record.errors
+        raise RunFault(_why_failed(engine, phase.name, detail, context, after, deadlocked=deadlocked))
     return after
 
 
-def _why_failed(engine: Engine, phase: str, detail: str, context: RunContext, after: Scrape | None = None) -> Fault:
-    """Name the engine's failure: died, dead (health 503), deadlock (health 200, nothing runs), or failed requests."""
+def _why_failed(
+    engine: Engine,
+    phase: str,
+    detail: str,
+    context: RunContext,
+    after: Scrape | None = None,
+    *,
+    deadlocked: bool = False,
+) -> Fault:
+    """Name the engine's failure: died, dead (health 503), deadlock (health 200, nothing runs), or failed requests.
+
+    `deadlocked`: the client's watchdog saw it while the requests were in flight.
+    """
     status = engine.health_status()
     if not engine.is_up():
         return engine.fault("engine_died", phase, f"the engine ended in phase {phase}; {detail}")
     if status != 200:
         return engine.fault("engine_dead", phase, f"/health answers {status} in phase {phase}; {detail}")
+    if deadlocked:
+        return engine.fault("deadlock", phase, detail)
     if after is not None:
         waiting, running = after.values.get("requests_waiting"), after.values.get("requests_running")
         if waiting and running == 0:
@@ -244,9 +283,8 @@ def _times(facts: _Facts, exit_facts: EngineExit | None, ended: float) -> Times:
     )
 
 
-def _write_files(directory: Path, facts: _Facts) -> dict[str, str]:
-    """Write requests and log compressed, drop the keeper's own files; return the sha256 of every file left."""
-    write_results(directory / "requests.jsonl.zst", facts.results)
+def _write_files(directory: Path) -> dict[str, str]:
+    """Write the log compressed, drop the keeper's own files; return the sha256 of every file left."""
     log = directory / "engine.log"
     content = log.read_bytes() if log.exists() else b""
     write_atomically(directory / "engine.log.zst", zstandard.compress(content, 3))

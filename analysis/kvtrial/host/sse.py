@@ -136,8 +136,8 @@ class StreamedAnswer(msgspec.Struct, kw_only=True):
     reported_error: tuple[int | None, str] | None = None
 
 
-class _Reading:
-    """The state of one pass over a stream."""
+class Reading:
+    """The state of one pass over a stream: `take` its events, or tokens known otherwise, then `close`."""
 
     def __init__(self) -> None:
         self.answer = StreamedAnswer()
@@ -147,6 +147,7 @@ class _Reading:
         self.last_choice_ns: int | None = None
 
     def take(self, event: bytes, stamp_ns: int) -> None:
+        """Take one event that came at `stamp_ns`. Raises MalformedStream."""
         answer = self.answer
         if answer.done:
             raise MalformedStream("an event after [DONE]")
@@ -162,6 +163,13 @@ class _Reading:
         for choice in parsed.choices or ():
             self._take_choice(choice, stamp_ns)
 
+    def take_tokens(self, token_ids: list[int], stamps_ns: list[int]) -> None:
+        """Take as many events as there are ids, each of one token, without an end. Raises MalformedStream."""
+        if self.answer.done:
+            raise MalformedStream("an event after [DONE]")
+        self.answer.output_token_ids.extend(token_ids)
+        self.answer.token_stamps_ns.extend(stamps_ns)
+
     def _take_choice(self, choice: _Choice, stamp_ns: int) -> None:
         if choice.index != 0:
             raise MalformedStream(f"a choice with index {choice.index}, though one was asked for")
@@ -176,6 +184,7 @@ class _Reading:
             self.answer.finish_reason = choice.finish_reason
 
     def close(self) -> StreamedAnswer:
+        """The answer, as far as it came."""
         answer = self.answer
         if self.usage is not None:
             answer.prompt_tokens = self.usage.prompt_tokens
@@ -214,7 +223,7 @@ def read_answer(chunks: Iterable[bytes], stamps_ns: Iterable[int]) -> StreamedAn
     `usage`; never by events or text (an event may carry none or several, and its text may be empty).
     """
     decoder = SseDecoder()
-    reading = _Reading()
+    reading = Reading()
     try:
         for chunk, stamp_ns in zip(chunks, stamps_ns, strict=True):
             for event in decoder.feed(chunk):

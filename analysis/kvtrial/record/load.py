@@ -1,12 +1,13 @@
 """What goes into the load client and what comes out: a specification in, results and an honesty card out.
 
 These types are parts of the record, so both sides read them. They carry no version of their own: the record that holds
-them does. `write_results` and `read_results` are the only code that knows how `requests.jsonl.zst` is laid out.
+them does. `ResultsWriter` and `read_results` are the only code that knows how `requests.jsonl.zst` is laid out.
 """
 
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Literal
 
 import msgspec
@@ -23,6 +24,7 @@ ErrorClass = Literal[
     "idle_timeout",
     "request_timeout",
     "malformed_stream",
+    "deadlock",
 ]
 
 _ZSTD_LEVEL = 3
@@ -34,7 +36,10 @@ class RequestSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     Sampling is always temperature 0. With `ignore_eos` (the default) `min_tokens` equals `max_tokens`, so that both
     arms produce the same number of tokens. `scheduled_seconds` is the offset from the start of the phase; it is given
-    for every request of an open loop and for none of a closed one.
+    for every request of an open loop without `after`, and for no other.
+
+    `after` is the key of an earlier request of the same phase that must have ended first (the turn before in a
+    conversation); this one is then due `pause_seconds` after that end, also where the earlier one failed.
     """
 
     key: str
@@ -45,21 +50,24 @@ class RequestSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     kv_transfer_params: dict[str, int] | None = None
     scheduled_seconds: float | None = None
     ignore_eos: bool = True
+    after: str | None = None
+    pause_seconds: float = 0.0
 
 
 class LoadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One phase of load. `concurrency` requests in flight (closed loop), or None: an open loop by `scheduled_seconds`.
+    """How a phase of load is sent: `concurrency` requests in flight, or None: an open loop by `scheduled_seconds`.
 
     `base_url` is `http://127.0.0.1:PORT` (loopback only). `idle_timeout_seconds` bounds the time without a byte,
-    `request_timeout_seconds` the whole request, both from the moment the request was due to be sent.
+    `request_timeout_seconds` the whole request, both from the moment the request was due to be sent. After
+    `deadlock_seconds` in which the engine is healthy, runs nothing and lets requests wait, all in flight end.
     """
 
     base_url: str
     model: str
     concurrency: int | None
-    requests: list[RequestSpec]
     idle_timeout_seconds: float
     request_timeout_seconds: float
+    deadlock_seconds: float
 
 
 class RequestError(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +86,8 @@ class RequestResult(msgspec.Struct, frozen=True, kw_only=True):
     """What happened to one request. Every RequestSpec yields exactly one.
 
     `*_ns` are nanoseconds since the start of the phase on the monotonic clock, None where it never happened. In a
-    closed loop `scheduled_ns` is the moment the slot became free. `first_byte_ns` is the first byte of the response,
+    closed loop `scheduled_ns` is the moment the slot became free (with `after`, not before the end of that request and
+    the pause). `first_byte_ns` is the first byte of the response,
     headers included. `token_gaps_us` are the gaps between successive tokens (one less than the tokens; where one event
     carried several tokens all but its first are 0), rounded so that they sum to the whole microseconds between first
     and last token. `output_tokens` counts token ids, or comes from `usage` where the server sends no ids; then
@@ -113,6 +122,11 @@ class HonestyCard(msgspec.Struct, frozen=True, kw_only=True):
     resolution is 1 ms), None where the phase was shorter than one beat of it. `client_cpu_seconds` is the CPU time of
     the whole process, `client_cpu_share` that over `wall_seconds` (1.0 is one core). `steal_share` is the stolen share
     of all CPU time of the machine, None where /proc/stat does not say.
+
+    `cpu_affinity` are the CPUs that the client was allowed to run on, `pinning` says how that came to be, `numa_node`
+    is the node that all of them belong to (None: several, or unknown). `streams_max` is the most requests in flight,
+    `chunks` the reads that brought bytes of answers. `calibration_id` names the calibration of this client on this
+    host, None where there is none.
     """
 
     dispatch_lag_p50_seconds: float | None
@@ -130,37 +144,73 @@ class HonestyCard(msgspec.Struct, frozen=True, kw_only=True):
     clock: str
     cpu_affinity: list[int]
     steal_share: float | None
+    calibration_id: str | None = None
+    pinning: str | None = None
+    numa_node: int | None = None
+    loop_lag_p95_seconds: float | None = None
+    streams_max: int | None = None
+    chunks: int | None = None
+    gc_pause_total_seconds: float | None = None
 
 
 class LoadOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Results in the order of the specification, the card, when the phase began (monotonic) and how long it took."""
+    """How many requests were sent for (each has its result), the card, when the phase began and how long it took.
 
-    results: list[RequestResult]
+    `prompts_sha256` is over the hashes of the prompts in the order in which the requests were given, one a line.
+    `started_cpu_ns` is the CPU time that the process had used when the phase began.
+    """
+
+    sent: int
+    prompts_sha256: str
     card: HonestyCard
     started_monotonic_ns: int
+    started_cpu_ns: int
     seconds: float
 
 
-def write_results(path: Path, results: Iterable[tuple[str, RequestResult]]) -> None:
-    """Write (phase, result) pairs to `path`: JSON lines with a `phase` field, compressed with zstandard.
+class ResultsWriter:
+    """Writes (phase, result) pairs to `path` as they come: JSON lines with a `phase` field, compressed with zstandard.
 
-    Results are streamed; the file appears whole or not at all (temporary file, fsync, rename). Raises OSError.
+    A context manager. The file appears whole (temporary file, fsync, rename) when the context is left without an
+    exception, else not at all. Raises OSError.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    encoder = msgspec.json.Encoder()
-    compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True)
-    try:
-        with temporary.open("wb") as file:
-            with compressor.stream_writer(file, closefd=False) as writer:
-                for phase, result in results:
-                    writer.write(encoder.encode({"phase": phase, **msgspec.structs.asdict(result)}) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self._encoder = msgspec.json.Encoder()
+        self._compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True).compressobj()
+
+    def __enter__(self) -> "ResultsWriter":
+        self._file = self._temporary.open("wb")
+        return self
+
+    def write(self, phase: str, result: RequestResult) -> None:
+        """Take one result."""
+        fields = {"phase": phase, **{name: getattr(result, name) for name in RequestResult.__struct_fields__}}
+        self._file.write(self._compressor.compress(self._encoder.encode(fields) + b"\n"))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            with self._file:
+                if kind is None:
+                    self._file.write(self._compressor.flush())
+                    self._file.flush()
+                    os.fsync(self._file.fileno())
+            if kind is None:
+                self._temporary.replace(self._path)
+                sync_directory(self._path.parent)
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+
+def write_results(path: Path, results: Iterable[tuple[str, RequestResult]]) -> None:
+    """Write (phase, result) pairs to `path` by a ResultsWriter: whole or not at all. Raises OSError."""
+    with ResultsWriter(path) as writer:
+        for phase, result in results:
+            writer.write(phase, result)
 
 
 def read_results(path: Path) -> Iterator[dict[str, Any]]:
@@ -169,7 +219,7 @@ def read_results(path: Path) -> Iterator[dict[str, Any]]:
     Raises UnusableInput where the file is cut, damaged or not of this kind, OSError where it cannot be read.
     """
     decoder = msgspec.json.Decoder(dict[str, Any])
-    for number, line in enumerate(_lines_of(path), start=1):
+    for number, line in enumerate(_zstd_lines(path), start=1):
         try:
             yield decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -178,7 +228,17 @@ def read_results(path: Path) -> Iterator[dict[str, Any]]:
             ) from None
 
 
-def _lines_of(path: Path) -> Iterator[bytes]:
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, compressed where its name ends in .zst, without their ends. Errors as read_results."""
+    if path.suffix == ".zst":
+        yield from _zstd_lines(path)
+        return
+    with path.open("rb") as file:
+        for line in file:
+            yield line.removesuffix(b"\n")
+
+
+def _zstd_lines(path: Path) -> Iterator[bytes]:
     # A stream reader of zstandard takes a cut file for a short one; a decompression object knows the frame's end.
     frame = zstandard.ZstdDecompressor().decompressobj()
     tail = b""

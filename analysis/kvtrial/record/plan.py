@@ -4,9 +4,9 @@ import hashlib
 from typing import Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
-from kvtrial.record.protocol import Protocol
+from kvtrial.record.protocol import Distribution, Protocol
 
 IfControllerGone = Literal["continue", "stop"]
 Backend = Literal["cpu", "cuda"]
@@ -38,17 +38,118 @@ class PromptPlan(Struct, frozen=True, forbid_unknown_fields=True):
     high_id: int
 
 
-class PhasePlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """One phase of one run: send prompts `indices` of the set, in this order."""
+class MixPlan(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="mix"):
+    """`requests` requests, of which round(share × requests) go to the first prompts of `returning`, evenly spread."""
+
+    returning: PromptPlan
+    fresh: PromptPlan
+    hit_share_percent: int
+    requests: int
+    seed: str
+
+
+class LengthsPlan(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="lengths"):
+    """`requests` prompts of drawn lengths. `shape_seed` gives lengths (the same in all pairs), `token_seed` the ids.
+
+    A drawn prompt that would end at the edge of a block of `block_tokens` is a token longer: there the GPU cache
+    recomputes one block and a tier does not.
+    """
+
+    name: str
+    requests: int
+    prompt_tokens: Distribution[int]
+    output_tokens: Distribution[int]
+    shared_prefix_tokens: int
+    block_tokens: int
+    shape_seed: str
+    token_seed: str
+    low_id: int
+    high_id: int
+
+
+class ConversationsPlan(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="conversations"):
+    """`conversations` conversations of drawn turns with scripted answers; seeds as in LengthsPlan."""
+
+    name: str
+    conversations: int
+    turns: Distribution[int]
+    question_tokens: Distribution[int]
+    answer_tokens: Distribution[int]
+    pause_seconds: Distribution[float]
+    shared_prefix_tokens: int
+    shape_seed: str
+    token_seed: str
+    low_id: int
+    high_id: int
+
+
+class TracePlan(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="trace"):
+    """Recorded requests: the first `requests` lines of `file`, beside the plan. `sha256` is that of its lines.
+
+    `seconds` lie between the times of the first and the last line, None where a line has no time. Prompts that the
+    trace gives by length alone are made of ids from `token_seed`.
+    """
+
+    name: str
+    file: str
+    sha256: str
+    requests: int
+    seconds: float | None
+    characters_per_token: float
+    token_seed: str
+    low_id: int
+    high_id: int
+
+
+WorkloadPlan = MixPlan | LengthsPlan | ConversationsPlan | TracePlan
+
+
+class ClosedPlan(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="closed"):
+    """`concurrency` requests in flight."""
+
+    concurrency: int
+
+
+class ConstantPlan(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="constant"):
+    """Request i at i / rate seconds."""
+
+    rate_per_second: float
+
+
+class PoissonPlan(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="poisson"):
+    """Exponential distances of mean 1 / rate, from `seed`; the first request at 0."""
+
+    rate_per_second: float
+    seed: str
+
+
+class RecordedPlan(Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="recorded"):
+    """The trace's times since its first line, divided by `speed`."""
+
+    speed: float
+
+
+ArrivalsPlan = ClosedPlan | ConstantPlan | PoissonPlan | RecordedPlan
+
+
+class PhasePlan(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One phase of one run: prompts `indices` of the set `prompts`, in this order, or what `workload` yields.
+
+    Exactly one of `prompts` and `workload` is given; with a workload other than mix `max_tokens` is 0 and each request
+    has its own. `arrivals` None: `concurrency` requests in flight. Fields with a default are left out of the plan's
+    bytes, so that older plans keep their hash.
+    """
 
     name: str
     block: str
-    prompts: PromptPlan
+    prompts: PromptPlan | None
     indices: list[int]
     salt: str
     max_tokens: int
     concurrency: int
     kv_transfer_params: dict[str, int] | None
+    workload: WorkloadPlan | None = None
+    arrivals: ArrivalsPlan | None = None
 
 
 class RunPlan(Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,7 +175,11 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(Struct, frozen=True, forbid_unknown_fields=True):
-    """Bounds the host program keeps by itself."""
+    """Bounds the host program keeps by itself.
+
+    `foreign_cpu_share_max` stands in plans of the first release and did nothing: the gate `undisturbed` judges that
+    share. It is read so that these plans keep their bytes, and left out of new ones.
+    """
 
     deadline_seconds: float
     start_timeout_seconds: float
@@ -87,7 +192,7 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     ram_reserve_bytes: int
     engine_ram_bytes: int
     disk_reserve_bytes: int
-    foreign_cpu_share_max: float
+    foreign_cpu_share_max: float | UnsetType = UNSET
 
 
 class Capacity(Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,8 +205,12 @@ class Capacity(Struct, frozen=True, forbid_unknown_fields=True):
     chunk_tokens: dict[str, int]
 
 
-class HostPlan(Struct, frozen=True, forbid_unknown_fields=True):
-    """One host's part of the plan; all that the host program needs."""
+class HostPlan(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One host's part of the plan; all that the host program needs.
+
+    `client_cpus`: where the load client runs: "auto" (CPUs that the engine cannot use, where there are any), "none"
+    (anywhere), or a list such as "14-15" (there; every arm's engine is then started on the other CPUs).
+    """
 
     schema_version: str
     protocol: str
@@ -116,6 +225,7 @@ class HostPlan(Struct, frozen=True, forbid_unknown_fields=True):
     replacement_pairs: int
     limits: Limits
     if_controller_gone: IfControllerGone
+    client_cpus: str = "auto"
 
 
 class Estimate(Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,6 +247,13 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
     seed: int
     hosts: list[HostPlan]
     estimates: dict[str, Estimate]
+
+
+def files_of_traces(plan: HostPlan) -> dict[str, str]:
+    """Files that a host needs beside its plan, and the sha256 of the lines of each."""
+    workloads = (phase.workload for run in plan.runs for phase in run.phases)
+    traces = {trace.file: trace.sha256 for trace in workloads if isinstance(trace, TracePlan)}
+    return dict(sorted(traces.items()))
 
 
 def canonical_json(value: Struct) -> bytes:

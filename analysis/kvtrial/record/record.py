@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from kvtrial.record.calibration import Calibration
 from kvtrial.record.load import HonestyCard
 from kvtrial.record.plan import Capacity, Launch, Model
 
@@ -122,10 +123,25 @@ class RequestFact(Struct, frozen=True):
     error_class: str | None
 
 
+class OpenLoop(Struct, frozen=True):
+    """How an open loop went, to tell whether the engine kept up with what arrived.
+
+    `span_seconds` lie between the first and the last time at which a request was due, `drain_seconds` between that last
+    time and the end of the last answer. The halves are of the span, by when a request was due.
+    """
+
+    span_seconds: float
+    drain_seconds: float
+    ttft_mean_first_half_seconds: float | None
+    ttft_mean_second_half_seconds: float | None
+
+
 class PhaseRecord(Struct, frozen=True):
     """One phase as measured. `before` and `after` map metric roles to values; None = the engine does not export it.
 
     `token_gaps` percentiles are over all requests of the phase. Throughput is output tokens over the phase's seconds.
+    `concurrency` is None for an open loop; `arrivals` says in words how requests came, None in records that are older.
+    `requests` lists the first thousand, in the order of the plan.
     """
 
     name: str
@@ -133,7 +149,7 @@ class PhaseRecord(Struct, frozen=True):
     started_monotonic_seconds: float
     seconds: float
     scrape_seconds: float
-    concurrency: int
+    concurrency: int | None
     prompts_sha256: str
     sent: int
     finished: int
@@ -151,6 +167,11 @@ class PhaseRecord(Struct, frozen=True):
     metrics_caveats: list[str]
     card: HonestyCard
     requests: list[RequestFact]
+    ttft_mean_seconds: float | None = None
+    inter_token_mean_seconds: float | None = None
+    e2e_p95_seconds: float | None = None
+    arrivals: str | None = None
+    open_loop: OpenLoop | None = None
 
 
 class WatchHit(Struct, frozen=True):
@@ -161,7 +182,10 @@ class WatchHit(Struct, frozen=True):
 
 
 class RunRecord(Struct, frozen=True):
-    """All facts of one run. `attempt` is 1 plus the number of interruptions of the campaign on this host before it."""
+    """All facts of one run. `attempt` is 1 plus the number of interruptions of the campaign on this host before it.
+
+    `calibration` is the card of the load client that was in force on this host, None where there was none.
+    """
 
     schema_version: str
     kvtrial_version: str
@@ -190,3 +214,4 @@ class RunRecord(Struct, frozen=True):
     phases: list[PhaseRecord]
     watch_hits: list[WatchHit]
     files: dict[str, str]
+    calibration: Calibration | None = None

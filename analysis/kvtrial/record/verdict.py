@@ -82,8 +82,45 @@ class Recommendation(Struct, frozen=True):
     pins: dict[str, str]
 
 
+class SharePoint(Struct, frozen=True):
+    """Mean TTFT at one share (0..1) of returning requests: arm − against, seconds, with its exact interval."""
+
+    phase: str
+    hit_share: float
+    difference_seconds: float
+    ci_low: float
+    ci_high: float
+    confidence: float
+
+
+class FoundBreakEven(Struct, frozen=True):
+    """The break-even share as measured: the zero of each pair's line through the differences of the shares' mean TTFT.
+
+    `pays` says where: above `hit_share` (`above`), at every share measured (`every`), at none (`none`), or it was not
+    found (`unknown`). `cost_seconds` is the line at share 0, `gain_seconds` its negative at share 1, both
+    Hodges-Lehmann estimates over the pairs. `minus_computed` is this share minus the computed one, pair by pair.
+    """
+
+    pays: Literal["above", "every", "none", "unknown"]
+    hit_share: float | None
+    ci_low: float | None
+    ci_high: float | None
+    confidence: float | None
+    pairs: int
+    cost_seconds: float | None
+    gain_seconds: float | None
+    points: list[SharePoint]
+    minus_computed: float | None
+    minus_computed_low: float | None
+    minus_computed_high: float | None
+    note: str
+
+
 class BreakEven(Struct, frozen=True):
-    """The share of requests that must return to an evicted prefix for the tier to pay: cost / (gain + cost)."""
+    """The share of requests that must return to an evicted prefix for the tier to pay: cost / (gain + cost).
+
+    It is computed from a return and a miss by themselves; `found` is the one measured by a sweep of shares, if any.
+    """
 
     hit_share: float | None
     ci_low: float | None
@@ -93,6 +130,7 @@ class BreakEven(Struct, frozen=True):
     gain_seconds: float | None
     own_hit_share: float | None
     note: str
+    found: FoundBreakEven | None = None
 
 
 class TimeBudget(Struct, frozen=True):

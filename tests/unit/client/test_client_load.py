@@ -11,11 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvtrial.host import client
-from kvtrial.host.client import request_body, run_load, run_load_blocking
+from kvtrial.host import client, dispatch
+from kvtrial.host.client import run_load
+from kvtrial.host.connection import Connection
+from kvtrial.host.spool import request_body
 from kvtrial.host.sse import sha256_of_tokens
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.load import LoadOutcome, LoadSpec, RequestResult, RequestSpec
+from kvtrial.record.load import RequestResult, RequestSpec
+from loading import load, spec_for
 from stamped_server import Script, StampedServer
 
 
@@ -24,18 +27,6 @@ def requests(count: int, **fields: Any) -> list[RequestSpec]:
         RequestSpec(key=f"r{number}", prompt_token_ids=[number, 1, 2, 3], max_tokens=3, **fields)
         for number in range(count)
     ]
-
-
-def load(server_url: str, wanted: list[RequestSpec], concurrency: int | None = 1, **fields: Any) -> LoadOutcome:
-    spec = LoadSpec(
-        base_url=server_url,
-        model="m",
-        concurrency=concurrency,
-        requests=wanted,
-        idle_timeout_seconds=fields.pop("idle_timeout_seconds", 20),
-        request_timeout_seconds=fields.pop("request_timeout_seconds", 30),
-    )
-    return run_load_blocking(spec, **fields)
 
 
 def by_request(scripts: dict[int, Script], otherwise: Script | None = None) -> Callable[[dict[str, Any]], Script]:
@@ -93,9 +84,9 @@ def test_stamps_lie_after_the_servers_own_and_between_its_writes() -> None:
     assert result.first_byte_ns is not None
     assert result.first_token_ns is not None
     # One machine, one clock: the server's stamps need only the start of the phase taken off.
-    written = [stamp - outcome.started_monotonic_ns for stamp in served.token_written_ns]
+    written = [stamp - outcome.outcome.started_monotonic_ns for stamp in served.token_written_ns]
     slack_ns = 50_000_000  # between the two stamps of the phase's start; not a speed
-    assert result.sent_ns <= served.arrived_ns - outcome.started_monotonic_ns + slack_ns
+    assert result.sent_ns <= served.arrived_ns - outcome.outcome.started_monotonic_ns + slack_ns
     assert written[0] - slack_ns <= result.first_token_ns <= written[1]
     # Headers come at once, the first token 50 ms later: first byte and first token must not be confused.
     assert result.first_byte_ns < result.first_token_ns - 10_000_000
@@ -325,7 +316,7 @@ def test_a_connection_that_the_server_closed_while_idle_is_replaced() -> None:
 
 
 def test_a_connection_idle_for_long_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_REUSE_WITHIN_NS", 50_000_000)
+    monkeypatch.setattr(dispatch, "REUSE_WITHIN_NS", 50_000_000)
     wanted = [RequestSpec(key=f"r{n}", prompt_token_ids=[n], max_tokens=1, scheduled_seconds=0.3 * n) for n in range(3)]
     with StampedServer() as server:
         outcome = load(server.base_url, wanted, None)
@@ -335,14 +326,14 @@ def test_a_connection_idle_for_long_is_not_trusted(monkeypatch: pytest.MonkeyPat
 
 def test_nagles_algorithm_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    made = client._Connection.connection_made
+    made = Connection.connection_made
 
     def spy(self: Any, transport: asyncio.BaseTransport) -> None:
         sock = transport.get_extra_info("socket")
         seen.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         made(self, transport)
 
-    monkeypatch.setattr(client._Connection, "connection_made", spy)
+    monkeypatch.setattr(Connection, "connection_made", spy)
     with StampedServer() as server:
         load(server.base_url, requests(1))
     assert len(seen) == 1
@@ -397,8 +388,8 @@ def test_the_card_states_what_the_client_did() -> None:
         outcome = load(server.base_url, requests(4), 2)
         after_ns = time.monotonic_ns()
     card = outcome.card
-    assert before_ns <= outcome.started_monotonic_ns <= after_ns
-    assert 0 < outcome.seconds <= card.wall_seconds <= (after_ns - before_ns) / 1e9
+    assert before_ns <= outcome.outcome.started_monotonic_ns <= after_ns
+    assert 0 < outcome.outcome.seconds <= card.wall_seconds <= (after_ns - before_ns) / 1e9
     lags = (card.dispatch_lag_p50_seconds, card.dispatch_lag_p95_seconds, card.dispatch_lag_max_seconds)
     measured = sorted((r.sent_ns or 0) - r.scheduled_ns for r in outcome.results)
     assert lags[2] == measured[-1] / 1e9
@@ -469,18 +460,11 @@ def test_a_callback_that_fails_ends_the_phase_with_its_error() -> None:
 
 def test_a_cancelled_phase_leaves_no_connection_and_sends_nothing_more() -> None:
     with StampedServer(lambda body: Script(ending="stall")) as server:
-        spec = LoadSpec(
-            base_url=server.base_url,
-            model="m",
-            concurrency=2,
-            requests=requests(5),
-            idle_timeout_seconds=30,
-            request_timeout_seconds=30,
-        )
+        spec = spec_for(server.base_url, 2)
 
         async def cancel() -> None:
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(run_load(spec), 0.3)
+                await asyncio.wait_for(run_load(spec, requests(5), lambda result: None), 0.3)
 
         asyncio.run(cancel())
         assert server.wait_for_connections(0) == 0
@@ -488,16 +472,16 @@ def test_a_cancelled_phase_leaves_no_connection_and_sends_nothing_more() -> None
 
 
 def test_much_buffered_is_read_during_the_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_BUFFER_LIMIT_BYTES", 2000)
+    monkeypatch.setattr(dispatch, "BUFFER_LIMIT_BYTES", 2000)
     read_during: list[int] = []
     with StampedServer(lambda body: Script(gap_seconds=0.03)) as server:
-        read_next = client._Phase._read_next
+        read_next = dispatch.Phase._read_next
 
         def spy(self: Any) -> None:
             read_during.append(self._finished)
             read_next(self)
 
-        monkeypatch.setattr(client._Phase, "_read_next", spy)
+        monkeypatch.setattr(dispatch.Phase, "_read_next", spy)
         outcome = load(server.base_url, requests(12))
     assert read_during[0] < 12, "some answers were read before the last had come"
     assert len(read_during) == 12

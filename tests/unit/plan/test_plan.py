@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kvtrial.analysis.inputs import read_request
 from kvtrial.analysis.plan import make_plan, requested_protocol
 from kvtrial.analysis.workingset import held_at_once, request_blocks, tier_chunks, tier_scope
-from kvtrial.host.workload import load_spec, make_prompts
+from kvtrial.host.workload import load_spec, make_prompts, phase_requests
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.hazards import Guard, HazardHit, hazards_of
 from kvtrial.record.plan import canonical_json
@@ -134,10 +134,11 @@ def test_prompts_are_repeatable_distinct_and_end_alike(count, tokens, suffix, se
 def test_a_repeated_phase_sends_every_prompt_twice_under_its_own_key():
     host = plan().hosts[0]
     phase = next(phase for phase in host.runs[0].phases if phase.name == "fits_return")
-    spec = load_spec(phase, host.launches["control"], host.limits)
-    assert [r.key for r in spec.requests] == ["fits/0", "fits/1", "fits/2", "fits/0#2", "fits/1#2", "fits/2#2"]
-    assert spec.requests[0].prompt_token_ids == spec.requests[3].prompt_token_ids
-    assert {r.cache_salt for r in spec.requests} == {"kvtrial.p1.fits"}
+    requests = list(phase_requests(phase, Path()))
+    assert load_spec(phase, host.launches["control"], host.limits).concurrency == 1
+    assert [r.key for r in requests] == ["fits/0", "fits/1", "fits/2", "fits/0#2", "fits/1#2", "fits/2#2"]
+    assert requests[0].prompt_token_ids == requests[3].prompt_token_ids
+    assert {r.cache_salt for r in requests} == {"kvtrial.p1.fits"}
 
 
 @given(prompt=st.integers(1, 5000), output=st.integers(1, 500), block=st.sampled_from([16, 32, 128]))
@@ -170,6 +171,8 @@ REFUSALS = [
     ({"engine_args": {"port": 9}}, ["port", "kvtrial_port"]),
     ({"may_be_disturbed": False}, ["h1", "kvtrial_host_may_be_disturbed"]),
     ({"backend": "rocm"}, ["rocm", "kvtrial_backend"]),
+    ({"client_cpus": "14_15"}, ["kvtrial_client_cpus='14_15'", "14-15"]),
+    ({"client_cpus": ""}, ["kvtrial_client_cpus is empty", "auto"]),
     ({"seed": "abc"}, ["seed='abc'", "kvtrial_seed"]),
     ({"vllm_version": "new"}, ["'new'", "0.32.0"]),
     ({"limits": {"deadline": 3}}, ["deadline", "deadline_seconds"]),

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, gate, some, where
 from kvtrial.analysis.metrics import find_metric
+from kvtrial.record.calibration import NOT_CALIBRATED
 from kvtrial.record.record import PhaseRecord, RunRecord, Samples
 
 _GPU_FIELDS_THAT_MUST_HOLD = (
@@ -28,7 +29,11 @@ class ClientHonest(Struct, frozen=True, forbid_unknown_fields=True):
 
 @gate("client_honest", ClientHonest)
 def client_honest(context: GateContext, parameters: ClientHonest) -> Decision:
-    """The client sent on time: lag within the limit, in the deciding phases also within half the margin of the TTFT."""
+    """The client sent on time and within its calibration.
+
+    The lag is within the limit, in the deciding phases also within half the margin of the TTFT. Where the host has a
+    calibration of this client, no phase had more streams in flight or read more chunks a second than was calibrated.
+    """
     primary = context.primary()
     deciding = {primary.phase, primary.against_phase} if primary else set()
     share = 0.0
@@ -50,11 +55,56 @@ def client_honest(context: GateContext, parameters: ClientHonest) -> Decision:
                 problems.append(
                     f"{where(run, phase)}: dispatch lag p95 {lag * 1e3:.3f} ms, allowed are {limit * 1e3:.3f} ms"
                 )
+            problems += _beyond_calibration(run, phase)
     if problems:
         return False, some(problems)
     return True, (
         f"dispatch lag p95 at most {largest * 1e3:.3f} ms; allowed {parameters.lag_p95_max_seconds * 1e3:g} ms, in the "
-        f"deciding phases half the margin of the TTFT (down to {tightest * 1e3:.3f} ms)"
+        f"deciding phases half the margin of the TTFT (down to {tightest * 1e3:.3f} ms); {_calibrations(context.runs)}"
+    )
+
+
+def _beyond_calibration(run: RunRecord, phase: PhaseRecord) -> list[str]:
+    """Where a phase asked more of the client than its calibration on this host vouches for."""
+    if run.calibration is None:
+        return []
+    limits, name = run.calibration.limits, run.calibration.calibration_id[:12]
+    card = phase.card
+    problems = []
+    streams = card.connections_max_open if card.streams_max is None else card.streams_max
+    if streams > limits.streams_max:
+        problems.append(
+            f"{where(run, phase)}: {streams:,} streams in flight, the client is calibrated up to "
+            f"{limits.streams_max:,} here (calibration {name})"
+        )
+    rate = card.chunks / card.wall_seconds if card.chunks and card.wall_seconds else 0.0
+    if rate > limits.chunks_per_second_max:
+        problems.append(
+            f"{where(run, phase)}: the client read {rate:,.0f} chunks/s, it is calibrated up to "
+            f"{limits.chunks_per_second_max:,.0f} here (calibration {name})"
+        )
+    return problems
+
+
+def _calibrations(runs: list[RunRecord]) -> str:
+    caveat = calibration_caveat(runs)
+    if caveat is not None:
+        return caveat
+    cards = {run.calibration.calibration_id: run.calibration for run in runs if run.calibration is not None}
+    errors = [level.ttft_error_p99_seconds for card in cards.values() for level in card.levels if level.held]
+    worst = max(errors, default=0.0)
+    named = ", ".join(sorted(name[:12] for name in cards))
+    return f"within calibration {named}, whose TTFT error is at most {worst * 1e3:.3f} ms (p99)"
+
+
+def calibration_caveat(runs: list[RunRecord]) -> str | None:
+    """What must be said of runs whose client was not calibrated on their host; None where all were."""
+    without = sorted({run.host for run in runs if run.calibration is None})
+    if not without:
+        return None
+    return (
+        f"{NOT_CALIBRATED} {', '.join(without)}, so how far its times are off there is not known "
+        "(playbooks/calibrate.yml measures it)"
     )
 
 

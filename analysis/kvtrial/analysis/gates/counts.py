@@ -3,13 +3,18 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, gate, some, where
+from msgspec import Struct
+
+from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, gate, phase_of, some, where
 from kvtrial.analysis.metrics import delta
+from kvtrial.analysis.mixes import saturated_phases
 from kvtrial.record.exposition import metric_table
 from kvtrial.record.record import PhaseRecord, RunRecord
 
 START_TIME = "process_start_time_seconds"
 FINISHED = ("requests_finished_stop", "requests_finished_length", "requests_finished_repetition")
+LISTED_REQUESTS_MAX = 1000
+"""A record lists so many requests of a phase; all of them stand in requests.jsonl.zst."""
 LOST = ("requests_finished_abort", "requests_finished_error")
 
 
@@ -72,12 +77,13 @@ def requests_complete(context: GateContext, parameters: NoParameters) -> Decisio
             if at_server is None:
                 return None, f"{where(run, phase)}: the server's finished requests are not exported"
             requests += phase.sent
-            if not phase.sent == phase.finished == at_server == len(phase.requests) or phase.failed or lost:
+            listed = min(phase.sent, LISTED_REQUESTS_MAX)
+            if not phase.sent == phase.finished == at_server or len(phase.requests) < listed or phase.failed or lost:
                 classes = ", ".join(f"{name} {count}" for name, count in sorted(phase.errors.items()))
                 problems.append(
                     f"{where(run, phase)}: sent {phase.sent}, finished {phase.finished} at the client and "
-                    f"{at_server:.0f} at the server, recorded {len(phase.requests)}, failed {phase.failed}, "
-                    f"aborted or in error {lost or 0:.0f}" + (f" ({classes})" if classes else "")
+                    f"{at_server:.0f} at the server, recorded {len(phase.requests)} of {listed}, "
+                    f"failed {phase.failed}, aborted or in error {lost or 0:.0f}" + (f" ({classes})" if classes else "")
                 )
     if problems:
         return False, some(problems)
@@ -91,3 +97,35 @@ def requests_complete(context: GateContext, parameters: NoParameters) -> Decisio
 def _sum(phase: PhaseRecord, roles: tuple[str, ...]) -> float | None:
     known = [value for role in roles if (value := delta(phase, role)) is not None]
     return sum(known) if known else None
+
+
+class OpenLoops(Struct, frozen=True, forbid_unknown_fields=True):
+    """Phases of an open loop that must not be saturated."""
+
+    phases: list[str]
+
+
+@gate("keeps_up", OpenLoops)
+def keeps_up(context: GateContext, parameters: OpenLoops) -> Decision:
+    """Every arm served what arrived: had a queue grown through the phase, its TTFT would measure the phase's length."""
+    for run in context.runs:
+        for name in parameters.phases:
+            phase = phase_of(run, name)
+            if phase is None or phase.open_loop is None:
+                return None, f"{where(run)}: how the open loop of {name} went is not recorded"
+    saturated = saturated_phases(context.runs, parameters.phases)
+    if saturated:
+        return False, (
+            f"the engine did not keep up with the arrivals, so TTFT is a matter of how long the phase was: "
+            f"{some(map(str, saturated))}; lower the arrival rate"
+        )
+    drains = [
+        phase.open_loop.drain_seconds
+        for run in context.runs
+        for phase in run.phases
+        if phase.name in parameters.phases and phase.open_loop is not None
+    ]
+    return True, (
+        f"no queue grew through {', '.join(parameters.phases)} in any arm; the last answer ended at most "
+        f"{max(drains):.2g} s after the last arrival"
+    )

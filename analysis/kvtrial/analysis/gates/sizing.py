@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from kvtrial.analysis.gates.context import Decision, GateContext, gate, phase_of, some, where
 from kvtrial.analysis.metrics import delta
+from kvtrial.analysis.mixes import declared_shares, trace_phases
 from kvtrial.analysis.workingset import TierScope, held_at_once, request_blocks, tier_chunks, tier_scope
 from kvtrial.record.launch import parse_vllm_args, tier_of
 from kvtrial.record.record import PhaseRecord, RequestFact, RunRecord
@@ -28,6 +29,7 @@ def working_set(context: GateContext, parameters: WorkingSet) -> Decision:
     """Pressure alone outgrows the GPU cache, all that a run stores fits the tier, returns come in populate order."""
     returns = parameters.returns or context.protocol.gates.get("prefix_evicted", {}).get("phases", [])
     returns = [name for name in returns if context.not_planned(name) is None]
+    shares = declared_shares(context.protocol)
     problems: list[str] = []
     details: list[str] = []
     for run in context.runs:
@@ -43,7 +45,7 @@ def working_set(context: GateContext, parameters: WorkingSet) -> Decision:
             phase = phase_of(run, name)
             if phase is None:
                 return None, f"{where(run)} has no phase {name}"
-            wrong, detail = _pressure(run, phase, parameters.pressure_share_min)
+            wrong, detail = _pressure(run, phase, parameters.pressure_share_min, shares.get(name))
             problems += wrong
             details.append(detail)
         wrong, detail = _tier(context, run, parameters)
@@ -54,14 +56,23 @@ def working_set(context: GateContext, parameters: WorkingSet) -> Decision:
     return True, "; ".join(dict.fromkeys(detail for detail in details if detail)) + f"; in {len(context.runs)} runs"
 
 
-def _pressure(run: RunRecord, target: PhaseRecord, share_min: float) -> tuple[list[str], str]:
-    """What came between the populate of the target's prompts and their return, in blocks."""
+def _pressure(run: RunRecord, target: PhaseRecord, share_min: float, share: float | None) -> tuple[list[str], str]:
+    """What came between the populate of the target's prompts and their return, in blocks.
+
+    `share`: the declared share of a mix, of which only what was sent before returns; None: all of the phase returns.
+    """
     block_tokens, usable = run.capacity.block_tokens, run.capacity.usable_gpu_blocks
     in_time = sorted(run.phases, key=lambda phase: phase.started_monotonic_seconds)
     earlier = [
         p for p in in_time if p.block == target.block and p.started_monotonic_seconds < target.started_monotonic_seconds
     ]
     wanted = [request.prompt_sha256 for request in target.requests]
+    if share is not None:
+        before = {request.prompt_sha256 for p in earlier for request in p.requests}
+        wanted = [sha for sha in wanted if sha in before]
+        if not wanted:
+            # How many had to return is for the gate treatment_delivered to say.
+            return [], f"{target.name}: no prompt returns"
     populate = next((p for p in earlier if set(wanted) <= {r.prompt_sha256 for r in p.requests}), None)
     if populate is None:
         return [f"{where(run, target)}: its prompts were not populated before"], ""
@@ -89,7 +100,10 @@ def _pressure(run: RunRecord, target: PhaseRecord, share_min: float) -> tuple[li
 
 
 def _tier(context: GateContext, run: RunRecord, parameters: WorkingSet) -> tuple[list[str], str]:
-    """All chunks stored, whatever their salt, against the tier's; a full tier returns nothing at all."""
+    """All chunks stored, whatever their salt, against the tier's; a full tier returns nothing at all.
+
+    A trace is left out: it is as large as it is, and how much of it the tier gave back is measured.
+    """
     tier_bytes, chunk_tokens = run.capacity.tier_bytes.get(run.arm), run.capacity.chunk_tokens.get(run.arm)
     if not tier_bytes or not chunk_tokens:
         return [], ""
@@ -100,6 +114,7 @@ def _tier(context: GateContext, run: RunRecord, parameters: WorkingSet) -> tuple
     prompt_only = extra.get("offload_prompt_only", unset) is True
     scope = tier_scope(parameters.tier_scope, extra)
     salts = {phase.name: phase.salt for phase in context.protocol.phases}
+    traces = trace_phases(context.protocol)
     stored = [
         (
             phase.block,
@@ -107,6 +122,7 @@ def _tier(context: GateContext, run: RunRecord, parameters: WorkingSet) -> tuple
             (_prompt_tokens(phase, request) + (0 if prompt_only else request.max_tokens - 1)) // chunk_tokens,
         )
         for phase in run.phases
+        if phase.name not in traces
         for request in phase.requests
     ]
     chunks = held_at_once(stored, scope)

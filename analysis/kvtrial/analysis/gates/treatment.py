@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from kvtrial.analysis.gates.context import Decision, GateContext, gate, phase_of, some, where
 from kvtrial.analysis.metrics import delta
+from kvtrial.analysis.mixes import declared_shares, trace_phases
 from kvtrial.record.record import PhaseRecord, RunRecord
 
 SOURCES = ("prompt_tokens_computed", "prompt_tokens_local_hit", "prompt_tokens_external")
@@ -51,12 +52,15 @@ def treatment_delivered(context: GateContext, parameters: ArmAndPhases) -> Decis
 
     External hits equal the external tokens, and in every phase of every run prompt tokens by source add up. Loads of
     preempted requests count as bytes only (vLLM counts their lookups nowhere), so after a preemption bytes may exceed.
+    In a mix the tokens must be those of the prompts that return, as many as the protocol declares: none at 0 %.
     """
     runs = context.of_arm(parameters.arm)
     if not runs:
         return None, f"no completed run of arm {parameters.arm}"
+    shares, traces = declared_shares(context.protocol), trace_phases(context.protocol)
     problems: list[str] = []
     sums: list[str] = []
+    mixed: list[str] = []
     for name in parameters.all():
         shown: set[tuple[float, float, float]] = set()
         for run in runs:
@@ -67,15 +71,82 @@ def treatment_delivered(context: GateContext, parameters: ArmAndPhases) -> Decis
             hits, prompt = delta(phase, "external_prefix_cache_hits_tokens"), delta(phase, "prompt_tokens")
             if loaded is None or tokens is None or prompt is None:
                 return None, f"{where(run, phase)}: load bytes or prompt tokens by source are not exported"
-            problems += _not_delivered(run, phase, loaded, tokens, hits)
+            if name in traces and not tokens:
+                return False, _never_asked(context, parameters.arm, name)
+            if name in shares:
+                problems += _not_as_declared(run, phase, shares[name], tokens)
+            problems += _not_delivered(run, phase, loaded, tokens, hits, none_is_right=shares.get(name) == 0)
             shown.add((loaded, tokens, prompt))
-        sums.append(f"{name}: {_sums(shown, runs[0].capacity.kv_bytes_per_token)}")
+        if name in traces:
+            # What the user asks of a trace comes first: a terminal shows the beginning of a long detail.
+            sums.insert(0, f"{name}: {_shares_of(context, parameters.arm, name)}")
+        if name in shares:
+            mixed.append(f"{name} {' or '.join(f'{tokens:,.0f}' for _, tokens, _ in sorted(shown))}")
+        else:
+            sums.append(f"{name}: {_sums(shown, runs[0].capacity.kv_bytes_per_token)}")
+    if mixed:
+        per_token = runs[0].capacity.kv_bytes_per_token
+        sums.append(f"as declared, tokens loaded × {per_token:,} = bytes: {', '.join(mixed)}")
     for run in context.runs:
         problems += _sources_do_not_add_up(run)
     if problems:
         return False, some(problems)
     counted = f"in {len(runs)} of {len(runs)} {parameters.arm} runs"
     return True, f"{', '.join(sums)}, {counted}; prompt tokens by source add up"
+
+
+def _not_as_declared(run: RunRecord, phase: PhaseRecord, share: float, tokens: float) -> list[str]:
+    """Whether as many requests return as declared, and exactly their whole chunks came from the tier."""
+    declared = round(share * phase.sent)
+    before = {
+        request.prompt_sha256
+        for earlier in run.phases
+        if earlier.block == phase.block and earlier.started_monotonic_seconds < phase.started_monotonic_seconds
+        for request in earlier.requests
+    }
+    returning = [request for request in phase.requests if request.prompt_sha256 in before]
+    if len(phase.requests) < phase.sent:
+        return [
+            f"{where(run, phase)}: only {len(phase.requests):,} of {phase.sent:,} requests are listed in the record, "
+            f"so which of them return can't be held against the declared share; use fewer requests a mix"
+        ]
+    problems = []
+    if len(returning) != declared:
+        problems.append(
+            f"{where(run, phase)}: {len(returning)} of {phase.sent} requests return to a prompt sent before, declared "
+            f"are {declared} ({share:.0%})"
+        )
+    chunk = run.capacity.chunk_tokens[run.arm]
+    # The last token is always computed, so a prompt of whole chunks gives back one chunk less.
+    due = sum((request.prompt_tokens - 1) // chunk * chunk for request in returning if request.prompt_tokens)
+    if tokens != due:
+        problems.append(
+            f"{where(run, phase)}: {tokens:,.0f} tokens came from the tier, due are {due:,} (whole chunks of the "
+            f"{len(returning)} prompts that return)"
+        )
+    return problems
+
+
+def _never_asked(context: GateContext, arm: str, name: str) -> str:
+    return (
+        f"the tier gave nothing in {name}, so this is neither a gain nor a loss: the treatment was not delivered. No "
+        f"prefix of the trace came back after the engine's own cache had lost it ({_shares_of(context, arm, name)})"
+    )
+
+
+def _shares_of(context: GateContext, arm: str, name: str) -> str:
+    """Where the prompt tokens of a phase came from, over all runs of the arm and of the control."""
+    said = []
+    for each in dict.fromkeys((arm, context.protocol.control)):
+        phases = [phase for run in context.of_arm(each) if (phase := phase_of(run, name)) is not None]
+        computed, local, external = (sum(delta(phase, role) or 0.0 for phase in phases) for role in SOURCES)
+        total = computed + local + external
+        if total:
+            said.append(
+                f"{each}: {local / total:.1%} of {total:,.0f} prompt tokens from the engine's own cache, "
+                f"{external / total:.1%} from the tier, {computed / total:.1%} recomputed"
+            )
+    return "; ".join(said)
 
 
 def _sums(shown: set[tuple[float, float, float]], per_token: int) -> str:
@@ -87,11 +158,13 @@ def _sums(shown: set[tuple[float, float, float]], per_token: int) -> str:
     )
 
 
-def _not_delivered(run: RunRecord, phase: PhaseRecord, loaded: float, tokens: float, hits: float | None) -> list[str]:
+def _not_delivered(
+    run: RunRecord, phase: PhaseRecord, loaded: float, tokens: float, hits: float | None, *, none_is_right: bool
+) -> list[str]:
     per_token = run.capacity.kv_bytes_per_token
     preempted = delta(phase, "preemptions") or 0
     problems = []
-    if loaded <= 0:
+    if loaded <= 0 and not none_is_right:
         problems.append(f"{where(run, phase)}: 0 bytes were loaded, the treatment was not delivered")
     elif loaded != tokens * per_token and not (preempted and loaded > tokens * per_token):
         problems.append(

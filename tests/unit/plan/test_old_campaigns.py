@@ -1,0 +1,50 @@
+"""A campaign of an earlier release is read, keeps its hashes and gives the verdict that it gave."""
+
+import hashlib
+import tarfile
+from pathlib import Path
+
+import msgspec
+import pytest
+from kvtrial.analysis.campaign import analyze, read_campaign
+from kvtrial.record.plan import canonical_json, plan_sha256
+
+ARCHIVE = Path(__file__).parents[3] / "docs" / "results" / "h200-2026-11-29" / "offload-0.6b" / "campaign.tar.xz"
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("old")
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "whole"
+
+
+def test_its_plan_keeps_its_bytes_and_hash_though_it_has_a_limit_that_is_gone(campaign):
+    read = read_campaign(campaign)
+    assert plan_sha256(read.plan) == read.plan_sha256
+    for host in read.plan.hosts:
+        assert host.limits.foreign_cpu_share_max == 0.5
+        shipped = (campaign / "plans" / f"{host.host}.json").read_bytes()
+        assert canonical_json(host) == shipped
+        assert plan_sha256(host) == hashlib.sha256(shipped).hexdigest()
+
+
+def test_its_records_give_the_verdict_they_gave(campaign):
+    """Later releases may add fields and caveats and say more of a gate; nothing else that was there may change."""
+    then = msgspec.json.decode((campaign / "verdict.json").read_bytes())
+    now = msgspec.to_builtins(analyze(campaign))
+    assert list(_changed(then, now, "verdict")) == []
+
+
+def _changed(then, now, path):
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key, value in then.items():
+            yield from _changed(value, now.get(key, "gone"), f"{path}.{key}")
+    elif path.endswith(".caveats"):
+        yield from (f"{path}: {caveat!r} is gone" for caveat in then if caveat not in now)
+    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        for index, (a, b) in enumerate(zip(then, now, strict=True)):
+            yield from _changed(a, b, f"{path}[{index}]")
+    elif then != now and not path.endswith("].detail"):
+        yield f"{path}: {then!r} became {now!r}"
