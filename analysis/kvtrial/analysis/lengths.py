@@ -164,7 +164,7 @@ def _lengths(protocol: Protocol) -> dict[str, int]:
     tokens = {
         phase.name: _size(protocol, protocol.prompt_sets[phase.prompts].tokens)
         for phase in protocol.phases
-        if phase.name in returns
+        if phase.name in returns and isinstance(phase.prompts, str)
     }
     lengths = dict(sorted(tokens.items(), key=lambda item: item[1]))
     if len(set(lengths.values())) < 2 or len(set(lengths.values())) < len(lengths):

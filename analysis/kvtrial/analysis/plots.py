@@ -240,7 +240,7 @@ def mix_plot(found: FoundBreakEven, computed: BreakEven, label: str, description
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} %"))
         axes.yaxis.set_major_locator(MaxNLocator(6))
         axes.set_xlabel("share of requests that return")
-        axes.set_ylabel(_shown(f"{label}, {unit}"))
+        axes.set_ylabel(shown(f"{label}, {unit}"))
         return _to_svg(figure, "mix", "The sweep of shares", description)
 
 
