@@ -28,7 +28,7 @@ from typing import Any
 import httpx
 import msgspec
 from kvtrial.host.conditions import read_conditions
-from kvtrial.host.honesty import cpu_ticks, quantile, steal_share
+from kvtrial.host.load.honesty import cpu_ticks, quantile, steal_share
 from kvtrial.host.stamped_server import Schedule, Stamps, running_server
 from kvtrial.record.store import write_atomically
 

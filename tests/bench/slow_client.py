@@ -6,8 +6,8 @@ KVTRIAL_BENCH_CLIENT="python tests/bench/slow_client.py" make bench-client QUICK
 import json
 import sys
 
-from kvtrial.host import client
-from kvtrial.host import connection as planted
+from kvtrial.host.load import client
+from kvtrial.host.load import connection as planted
 
 _EVENT = json.dumps({"choices": [{"index": 0, "text": " x", "token_ids": [1], "logprobs": None}], "model": "m" * 150})
 _honest = planted.Connection.data_received

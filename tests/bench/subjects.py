@@ -56,7 +56,7 @@ class Subject:
 
 def kvtrial(program: list[str] | None = None) -> Subject:
     """This project's client, by its command line. `program` replaces how it is started."""
-    start = program or [sys.executable, "-m", "kvtrial.host.client"]
+    start = program or [sys.executable, "-m", "kvtrial.host.load.client"]
 
     def command(port: int, step: Step, folder: Path) -> list[str]:
         spec = folder.with_name(folder.name + "-spec.json")

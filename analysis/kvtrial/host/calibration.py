@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Struct
 
 import kvtrial
-from kvtrial.host.client import run_load_blocking
 from kvtrial.host.conditions import read_conditions
-from kvtrial.host.honesty import cpu_ticks, quantile, steal_share
+from kvtrial.host.load.client import run_load_blocking
+from kvtrial.host.load.honesty import cpu_ticks, quantile, steal_share
 from kvtrial.host.processes import foreign_engines
 from kvtrial.host.stamped_server import MODEL, Schedule, ServedRequest, Stamps, running_server
 from kvtrial.record.calibration import (
@@ -38,7 +38,7 @@ HELD_P99_SECONDS = 0.005
 
 _LIBRARIES = ("httptools", "msgspec", "uvloop", "zstandard")
 _TIMEOUT_SECONDS = 30.0
-_SOURCES = ("host/*.py", "record/load.py")
+_SOURCES = ("host/load/*.py", "record/load.py")
 
 
 class _Step(Struct, frozen=True):

@@ -11,7 +11,7 @@ import httpx
 from msgspec import Struct
 
 from kvtrial.host.affinity import Pinning
-from kvtrial.host.client import run_load_blocking
+from kvtrial.host.load.client import run_load_blocking
 from kvtrial.host.workload import load_spec, phase_requests
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.exposition import parse_page, read_page

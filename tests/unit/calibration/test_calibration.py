@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from kvtrial.host import calibration
 from kvtrial.host.calibration import calibrate, current_calibration_id, level_of, read_calibration, table
-from kvtrial.host.client import run_load_blocking
+from kvtrial.host.load.client import run_load_blocking
 from kvtrial.host.program import main
 from kvtrial.host.stamped_server import MODEL, NAME, Stamps, running_server, spread_us
 from kvtrial.record.errors import UnusableInput

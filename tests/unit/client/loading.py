@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from kvtrial.host.client import run_load_blocking
+from kvtrial.host.load.client import run_load_blocking
 from kvtrial.record.load import HonestyCard, LoadOutcome, LoadSpec, RequestResult, RequestSpec
 
 

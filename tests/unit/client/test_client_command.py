@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import zstandard
-from kvtrial.host.client import main
+from kvtrial.host.load.client import main
 from kvtrial.record.load import RequestResult, RequestSpec, read_results
 from loading import spec_for
 from stamped_server import StampedServer

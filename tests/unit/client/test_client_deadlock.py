@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 import pytest
-from kvtrial.host.deadlock import queue_of
+from kvtrial.host.load.deadlock import queue_of
 from kvtrial.record.load import RequestSpec
 from loading import load
 from stamped_server import Script, StampedServer

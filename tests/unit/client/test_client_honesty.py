@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvtrial.host.honesty import HonestyMeter, cpu_ticks, quantile, steal_share
+from kvtrial.host.load.honesty import HonestyMeter, cpu_ticks, quantile, steal_share
 
 PROC_STAT = "cpu  100 20 30 800 40 0 10 {steal} 50 0\ncpu0 50 10 15 400 20 0 5 0 25 0\nintr 5\n"
 

@@ -6,8 +6,8 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvtrial.host import http1
-from kvtrial.host.http1 import MalformedResponse, Response, post_bytes
+from kvtrial.host.load import http1
+from kvtrial.host.load.http1 import MalformedResponse, Response, post_bytes
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: Text/Event-Stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n"
 CHUNKED = HEAD + b"5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n"

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kvtrial.host import client, dispatch
-from kvtrial.host.client import run_load
-from kvtrial.host.connection import Connection
-from kvtrial.host.spool import request_body
-from kvtrial.host.sse import sha256_of_tokens
+from kvtrial.host.load import client, dispatch
+from kvtrial.host.load.client import run_load
+from kvtrial.host.load.connection import Connection
+from kvtrial.host.load.spool import request_body
+from kvtrial.host.load.sse import sha256_of_tokens
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.load import RequestResult, RequestSpec
 from loading import load, spec_for

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from kvtrial.host.spool import Spool
+from kvtrial.host.load.spool import Spool
 from kvtrial.host.stamped_server import running_server
 from kvtrial.record.load import LoadSpec, RequestSpec, read_results
 
@@ -17,7 +17,7 @@ AT_ONCE = {"first_token_us": 0, "interval_us": 1}
 
 DRIVER = """
 import sys
-from kvtrial.host import client, dispatch, spool
+from kvtrial.host.load import client, dispatch, spool
 dispatch.BUFFER_LIMIT_BYTES = 2 << 20  # reached by few requests, so that both runs have reached it
 spool.MEMORY_LIMIT_BYTES = 1 << 20
 if sys.argv.pop() == "keep":
@@ -82,7 +82,7 @@ def test_a_spool_on_disk_and_one_in_memory_hold_the_same(tmp_path: Path, monkeyp
     wanted = [RequestSpec(key=f"k{n}é", prompt_token_ids=[n] * (n + 1), max_tokens=1) for n in range(50)]
     wanted.append(RequestSpec(key="text", prompt_text="a\r\n\r\nb", max_tokens=1))
     held = Spool(spec, wanted, tmp_path)
-    monkeypatch.setattr("kvtrial.host.spool.MEMORY_LIMIT_BYTES", 1000)
+    monkeypatch.setattr("kvtrial.host.load.spool.MEMORY_LIMIT_BYTES", 1000)
     spilled = Spool(spec, wanted, tmp_path)
     assert list(tmp_path.iterdir()) == [], "the file has no name"
     assert [held[n] for n in range(51)] == [spilled[n] for n in range(51)]
@@ -94,9 +94,9 @@ def test_a_spool_on_disk_and_one_in_memory_hold_the_same(tmp_path: Path, monkeyp
 
 
 def test_a_disk_that_is_full_is_an_error_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvtrial.host.spool.MEMORY_LIMIT_BYTES", 0)
+    monkeypatch.setattr("kvtrial.host.load.spool.MEMORY_LIMIT_BYTES", 0)
     full = Path("/dev/full").open("wb")  # noqa: SIM115
-    monkeypatch.setattr("kvtrial.host.spool.tempfile.TemporaryFile", lambda **_: full)
+    monkeypatch.setattr("kvtrial.host.load.spool.tempfile.TemporaryFile", lambda **_: full)
     spec = LoadSpec(
         base_url="http://127.0.0.1:9",
         model="m",

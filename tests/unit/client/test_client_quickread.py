@@ -8,9 +8,9 @@ from array import array
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvtrial.host.http1 import MalformedResponse, Response
-from kvtrial.host.quickread import read_quickly
-from kvtrial.host.sse import StreamedAnswer, read_answer
+from kvtrial.host.load.http1 import MalformedResponse, Response
+from kvtrial.host.load.quickread import read_quickly
+from kvtrial.host.load.sse import StreamedAnswer, read_answer
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 FRAME = {"id": "cmpl-8f", "object": "text_completion", "created": 1795959623, "model": "tiny"}

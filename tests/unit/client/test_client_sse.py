@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvtrial.host.sse import MalformedStream, SseDecoder, StreamedAnswer, read_answer, sha256_of_tokens, token_gaps_us
+from kvtrial.host.load.sse import (
+    MalformedStream,
+    SseDecoder,
+    StreamedAnswer,
+    read_answer,
+    sha256_of_tokens,
+    token_gaps_us,
+)
 
 REAL_STREAM = (Path(__file__).parent / "vllm_0_32_0_stream.txt").read_bytes()
 """What vLLM 0.32.0 on the CPU wrote for 8 tokens; only the list of prompt_token_ids is shortened."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kvtrial.host.client import run_load_blocking
+from kvtrial.host.load.client import run_load_blocking
 from kvtrial.record.load import LoadSpec, RequestResult, RequestSpec
 
 

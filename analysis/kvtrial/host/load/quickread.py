@@ -14,7 +14,7 @@ from itertools import accumulate, repeat
 
 import msgspec
 
-from kvtrial.host.sse import MalformedStream, Reading, StreamedAnswer
+from kvtrial.host.load.sse import MalformedStream, Reading, StreamedAnswer
 
 _END = b"0\r\n\r\n"
 _END_OF_EVENT = b"\n\n\r\n"

@@ -5,11 +5,11 @@ from array import array
 
 import msgspec
 
-from kvtrial.host.connection import Exchange
-from kvtrial.host.http1 import MalformedResponse, Response
-from kvtrial.host.quickread import read_quickly
-from kvtrial.host.spool import Spool
-from kvtrial.host.sse import StreamedAnswer, read_answer, token_gaps_us
+from kvtrial.host.load.connection import Exchange
+from kvtrial.host.load.http1 import MalformedResponse, Response
+from kvtrial.host.load.quickread import read_quickly
+from kvtrial.host.load.spool import Spool
+from kvtrial.host.load.sse import StreamedAnswer, read_answer, token_gaps_us
 from kvtrial.record.load import RequestError, RequestResult
 
 DETAIL_CHARACTERS = 300

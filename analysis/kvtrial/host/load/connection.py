@@ -10,7 +10,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Protocol, cast
 
-from kvtrial.host.http1 import END_OF_MESSAGE, MalformedResponse, Response
+from kvtrial.host.load.http1 import END_OF_MESSAGE, MalformedResponse, Response
 from kvtrial.record.load import ErrorClass, RequestError
 
 _SHORT = len(END_OF_MESSAGE)

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from kvtrial.host.checks import check_request
-from kvtrial.host.http1 import post_bytes
-from kvtrial.host.sse import sha256_of_tokens
+from kvtrial.host.load.checks import check_request
+from kvtrial.host.load.http1 import post_bytes
+from kvtrial.host.load.sse import sha256_of_tokens
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.load import LoadSpec, RequestSpec
 

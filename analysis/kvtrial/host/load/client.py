@@ -3,7 +3,7 @@
 Every request is sent exactly once and yields exactly one result; nothing is retried, because a second try would be
 another measurement. How it measures: docs/load-client.md.
 
-    python -m kvtrial.host.client SPEC.json OUT_DIR
+    python -m kvtrial.host.load.client SPEC.json OUT_DIR
 
 sends the load of a file {"load": LoadSpec, "requests": "FILE"} by itself, where FILE holds a RequestSpec a line (JSON,
 with .zst compressed), beside SPEC.json; it writes OUT_DIR/requests.jsonl.zst and OUT_DIR/outcome.json.
@@ -18,10 +18,10 @@ from pathlib import Path
 import msgspec
 
 from kvtrial.host.affinity import Pinning, current_pinning
-from kvtrial.host.checks import check_spec, room_for_connections
-from kvtrial.host.dispatch import OnResult, Phase, Progress
-from kvtrial.host.honesty import HonestyMeter, quiet_collector
-from kvtrial.host.spool import Spool
+from kvtrial.host.load.checks import check_spec, room_for_connections
+from kvtrial.host.load.dispatch import OnResult, Phase, Progress
+from kvtrial.host.load.honesty import HonestyMeter, quiet_collector
+from kvtrial.host.load.spool import Spool
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.load import LoadOutcome, LoadSpec, RequestSpec, ResultsWriter, read_lines
 from kvtrial.record.store import write_atomically
@@ -141,7 +141,7 @@ def _requests_of(path: Path) -> Iterator[RequestSpec]:
 def main(arguments: list[str]) -> int:
     """Exit status 0, or 2 for unusable input with one sentence on stderr."""
     if len(arguments) != 2:
-        print("usage: python -m kvtrial.host.client SPEC.json OUT_DIR", file=sys.stderr)
+        print("usage: python -m kvtrial.host.load.client SPEC.json OUT_DIR", file=sys.stderr)
         return 2
     try:
         report = send_file(Path(arguments[0]), Path(arguments[1]))

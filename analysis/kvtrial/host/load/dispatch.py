@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns
 
-from kvtrial.host.alarm import Alarm
-from kvtrial.host.connection import Connection, Exchange
-from kvtrial.host.deadlock import DeadlockWatch
-from kvtrial.host.honesty import HonestyMeter
-from kvtrial.host.http1 import MalformedResponse
-from kvtrial.host.results import DETAIL_CHARACTERS, result_of
-from kvtrial.host.spool import Spool, SpooledRequest
+from kvtrial.host.load.alarm import Alarm
+from kvtrial.host.load.connection import Connection, Exchange
+from kvtrial.host.load.deadlock import DeadlockWatch
+from kvtrial.host.load.honesty import HonestyMeter
+from kvtrial.host.load.http1 import MalformedResponse
+from kvtrial.host.load.results import DETAIL_CHARACTERS, result_of
+from kvtrial.host.load.spool import Spool, SpooledRequest
 from kvtrial.record.load import ErrorClass, LoadOutcome, LoadSpec, RequestError, RequestResult
 
 OnResult = Callable[[RequestResult], None]
