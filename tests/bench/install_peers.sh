@@ -6,6 +6,8 @@ cd "$(dirname "$0")/../.."
 bench=$PWD/.kvtrial/bench
 mkdir -p "$bench"
 
+torch_index=$(sed -n 's/^vllm_torch_cpu_index: //p' roles/vllm/defaults/main.yml)
+
 python=
 for name in .venv/bin/python python3.11; do
     if "$name" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1; then
@@ -28,7 +30,7 @@ install() { # PEER
     # The CPU build of torch is on PyTorch's own index; that is asked only where pip is not configured for it.
     if "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --require-hashes -r "$lock" >"$log" 2>&1 ||
         "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --require-hashes \
-            --extra-index-url https://download.pytorch.org/whl/cpu -r "$lock" >"$log" 2>&1; then
+            --extra-index-url "$torch_index" -r "$lock" >"$log" 2>&1; then
         echo "$wanted" >"$venv/installed"
     else
         rm -rf "$venv"
