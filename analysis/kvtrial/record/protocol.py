@@ -266,7 +266,7 @@ class Ladder(Struct, frozen=True, forbid_unknown_fields=True):
     default_arms: list[str]
     objectives: dict[str, Objective]
     levels: list[int] | UnsetType = UNSET
-    stall_multiple: float = 5.0
+    stall_multiple: float = 20.0
     watch_seconds: float = 0.25
 
 
