@@ -7,7 +7,7 @@ waits at the head of the queue, and nobody is let in within that step.
 
 For requests of one length this is arithmetic: floor(usable / blocks at the end) are safe, one more is not, because in
 a closed loop the first requests grow in step. Requests of several lengths get a range: below it no choice of them can
-fill the pool, from its upper end on every replay of their own order preempts.
+fill the pool, and at its upper end at the latest every replay of their own order has preempted.
 """
 
 import itertools
@@ -131,7 +131,9 @@ def _range(
         why = f"some replays of their order preempt from {min(found)} in flight on, others not at {most}, the most here"
     else:
         high = max(found)
-        why = f"up to {safe} in flight any of them fit, and from {high} on every replay of their order preempts"
+        why = (
+            f"up to {safe} in flight any of them fit, and at {high} at the latest every replay of their order preempted"
+        )
     return OnsetPlan(kind="range", low=safe + 1, high=high, last_safe=safe, why=f"{what}: {why}")
 
 

@@ -1,10 +1,12 @@
 """A ladder's answer from synthetic records: onset beside prediction, regime, objectives, prices, and MOVED."""
 
 import pytest
+from kvtrial.analysis.answer import ten_lines
 from kvtrial.analysis.ladder import first_out, onset_error, pattern_of, reach
 from kvtrial.analysis.ledger import judge_moved, server_ledger
 from kvtrial.analysis.levels import phases_of
 from kvtrial.analysis.prices import Prices, Resources, costs, price_per_hour
+from kvtrial.analysis.report import build_report
 from kvtrial.analysis.verdict import conclude
 from kvtrial.record.plan import OnsetPlan
 from kvtrial.record.pressure import PressurePoint, RequestTimes, phase_ledger, request_ledger
@@ -211,3 +213,30 @@ def test_an_invalid_host_gets_no_ladder():
     result = conclude(ladder_protocol(), {"h1": records}, "c1")
     assert result.verdict == "INVALID" and "levels_reset" in result.reason
     assert result.ladder is None
+
+
+def test_the_terminal_gets_the_answer_in_ten_lines(verdict):
+    lines = ten_lines(verdict, "results/c1")
+    assert len(lines) <= 10
+    text = "\n".join(lines)
+    assert "BETTER: The number of preemptions above the onset is 500 preemptions per 1,000 requests lower" in text
+    assert "Ladder: Preemption begins at 5 requests in flight" in text
+    assert "Profiles: interactive: up to 4 in flight with base" in text
+    assert "Change: fewer_seqs (fewer sequences at a time (max_num_seqs)): 500 fewer preemptions" in text
+    assert "MOVED" in text
+
+
+def test_an_arm_that_only_moves_the_delay_is_not_recommended():
+    protocol = ladder_protocol(("fewer_seqs",))
+    records = [run for run in ladder_records() if run.arm != "more_kv"]
+    records = [replace(run, evidence="gpu", position=min(run.position, 1)) for run in records]
+    result = conclude(protocol, {"h1": records}, "c1")
+    assert result.verdict == "BETTER", result.reason
+    assert result.recommendation.action == "do not adopt fewer_seqs"
+    assert "the delay only moved" in result.recommendation.reason
+
+
+def test_the_report_shows_levels_and_time_lines_and_says_what_is_a_bound(verdict):
+    page = build_report(verdict, ladder_protocol(), ladder_records(pairs=6), {}, None)
+    assert "The ladder" in page and "Onset: predicted 5, measured 5." in page
+    assert "Preemptions so far" in page and "Recomputed tokens are a bound" in page
