@@ -592,6 +592,8 @@ def ten_lines(verdict: Verdict, directory: str) -> list[str]:
     evidence = f"Evidence: {sentence(evidence_text(verdict))}"
     noise = _labelled("Limit", noise_text(primary_of(verdict.comparisons)))
     elsewhere = _labelled("Elsewhere", elsewhere_text(verdict))
+    if verdict.tier_budget is not None:
+        elsewhere = _labelled("RAM budget", verdict.tier_budget.advice)
     break_even = _labelled("Break-even", break_even_text(verdict.break_even))
     time, proof = _labelled("Time", time_text(verdict.time_budget)), _proof_line(verdict)
     end = [_labelled("Next", next_text(verdict)), f"Report: {one_line(directory.rstrip('/'))}/report.html"]

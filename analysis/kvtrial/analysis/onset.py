@@ -131,9 +131,7 @@ def _range(
         why = f"some replays of their order preempt from {min(found)} in flight on, others not at {most}, the most here"
     else:
         high = max(found)
-        why = (
-            f"up to {safe} in flight any of them fit, and at {high} at the latest every replay of their order preempted"
-        )
+        why = f"up to {safe} in flight any of them fit, and at {high} at the latest all replays preempted"
     return OnsetPlan(kind="range", low=safe + 1, high=high, last_safe=safe, why=f"{what}: {why}")
 
 

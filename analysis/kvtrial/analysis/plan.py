@@ -23,6 +23,7 @@ from kvtrial.analysis.laddering import (
 )
 from kvtrial.analysis.launch import TRANSFER, merged_args, render
 from kvtrial.analysis.protocols import check_pairs, load_protocol, only_arms, resolve, with_sizes
+from kvtrial.analysis.tiers import with_tier_sizes
 from kvtrial.analysis.workingset import (
     PhaseNeed,
     RunNeeds,
@@ -170,6 +171,10 @@ def for_host(protocol: Protocol, host: HostInput, seed: int = 0, arm: str | None
     `arm`: with the sizes of that arm for what is sent; the levels are the control's all the same.
     """
     sized = with_sizes(protocol, host.sizes)
+    if sized.tiers:
+        sized = with_tier_sizes(
+            sized, _capacity(name, host, resolve(sized, host.vllm_version)), sized.sizes["chunk_tokens"]
+        )
     if sized.ladder:
         sized = _with_levels(sized, host, seed, name)
     if arm is not None:

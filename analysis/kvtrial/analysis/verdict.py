@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from kvtrial.analysis.breakeven import break_even
 from kvtrial.analysis.compare import blank_result
 from kvtrial.analysis.effect import Interval, decide, outward
-from kvtrial.analysis.faults import MAX_PAIR_GAP_SECONDS
+from kvtrial.analysis.faults import MAX_PAIR_GAP_SECONDS, Pair
 from kvtrial.analysis.fleet import LEAST_HOSTS, combine, odd_hosts
 from kvtrial.analysis.gates.conditions import calibration_caveat
 from kvtrial.analysis.hostverdict import (
@@ -25,6 +25,7 @@ from kvtrial.analysis.mixes import declared_shares, saturated_phases
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.recommend import caveats_of, recommend
 from kvtrial.analysis.regime import regime_of
+from kvtrial.analysis.tiers import tier_budget
 from kvtrial.analysis.timebudget import time_budget
 from kvtrial.record.ladder import LadderResult
 from kvtrial.record.plan import Plan
@@ -102,6 +103,7 @@ def conclude(
         recommendation=recommend(protocol, word, reason, evidence, comparisons, records, pairs_needed),
         break_even=_break_even(protocol, outcomes, counted, own_hit_share) if word != "INVALID" else None,
         time_budget=time_budget(records, install_seconds, campaign_seconds) if records else None,
+        tier_budget=tier_budget(protocol, _all_pairs(counted), comparisons) if word != "INVALID" else None,
         ladder=_lowest([outcome.verdict.ladder for outcome in outcomes.values()]),
         caveats=[
             *caveats_of(protocol, evidence, comparisons),
@@ -145,6 +147,10 @@ def with_ledger_moved(
         else result
         for result in results
     ]
+
+
+def _all_pairs(counted: Mapping[str, HostOutcome]) -> list[Pair]:
+    return [pair for outcome in counted.values() for pair in outcome.pairs.valid]
 
 
 def _lowest(ladders: Sequence[LadderResult | None]) -> LadderResult | None:

@@ -217,7 +217,8 @@ class OnsetPlan(Struct, frozen=True, forbid_unknown_fields=True):
     """Where preemption is predicted to begin, in requests in flight.
 
     `kind` exact: at `low` = `high`, `last_safe` + 1. range: up to `last_safe` any choice of the requests fits, at
-    `high` at the latest every replay of their order has preempted. never: `low` and `high` are None, the mix can only queue.
+    `high` at the latest every replay of their order has preempted. never: `low` and `high` are None, the mix can only
+    queue.
     """
 
     kind: Literal["exact", "range", "never"]

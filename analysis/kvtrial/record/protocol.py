@@ -277,7 +277,10 @@ class Faults(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Protocol(Struct, frozen=True, forbid_unknown_fields=True):
-    """The declared experiment. See playbooks/protocols/README.md for how to write one."""
+    """The declared experiment. See playbooks/protocols/README.md for how to write one.
+
+    `tiers`: sizes that are so many percent of the control's usable GPU KV cache, rounded up to whole chunks.
+    """
 
     schema_version: str
     name: str
@@ -297,3 +300,4 @@ class Protocol(Struct, frozen=True, forbid_unknown_fields=True):
     extends: str | None = None
     workloads: dict[str, Workload] | UnsetType = UNSET
     ladder: Ladder | UnsetType = UNSET
+    tiers: dict[str, int] | UnsetType = UNSET

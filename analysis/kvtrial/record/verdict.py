@@ -147,6 +147,27 @@ class TimeBudget(Struct, frozen=True):
     other_share: float
 
 
+class TierRow(Struct, frozen=True):
+    """One size of a CPU tier: RAM, what it gave back in the deciding phase, and its effect against no tier."""
+
+    arm: str
+    tier_bytes: int
+    times_gpu_kv: float
+    loaded_bytes_per_run: float
+    effect: float | None
+    ci_low: float | None
+    ci_high: float | None
+    verdict: Word
+
+
+class TierBudget(Struct, frozen=True):
+    """The smallest tier that pays and is not shown to give less than the largest that does; None: no tier pays."""
+
+    tiers: list[TierRow]
+    budget_bytes: int | None
+    advice: str
+
+
 class Moved(Struct, frozen=True):
     """Whether queueing took what preemption gave, an arm against the control, above the onset; seconds per request.
 
@@ -184,3 +205,4 @@ class Verdict(Struct, frozen=True):
     time_budget: TimeBudget | None = None
     ladder: LadderResult | None = None
     caveats: list[str] = []
+    tier_budget: TierBudget | None = None
