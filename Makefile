@@ -2,7 +2,7 @@
 #   make experiment [ARGS='-e kvtrial_pairs=2']     make setup PYTHON=/usr/bin/python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := experiment
-.PHONY: setup experiment run-experiment test test-full lint clean
+.PHONY: setup experiment run-experiment test test-full lint bench-client clean
 
 # Which Python makes .venv; empty: 3.11 if it is there, else 3.12 or 3.13, each with its own lock.
 PYTHON ?=
@@ -37,6 +37,16 @@ test-full: .venv/test-done
 
 lint: .venv/test-done
 	@tests/lint.sh
+
+# QUICK=1: only kvtrial's client and the C reference, about a minute; make test runs that too. See tests/bench/README.md.
+QUICK ?=
+bench-client: .venv/test-done
+ifeq ($(QUICK),)
+	@tests/bench/install_peers.sh
+	@PYTHONPATH=tests $(BIN)/python -m bench.client
+else
+	@PYTHONPATH=tests $(BIN)/python -m bench.client --quick
+endif
 
 # What campaigns found stays in results/; what they installed, in .kvtrial/, goes by playbooks/teardown.yml -e kvtrial_purge=true.
 clean:

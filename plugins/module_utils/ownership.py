@@ -20,6 +20,7 @@ GIVEN_MANIFEST = re.compile(r"given-[0-9a-f]{12}\.manifest\.json$")
 WHEEL_FOLDER = re.compile(r"[0-9a-f]{12}$")
 WHEEL = re.compile(r"kvtrial-[^/]+\.whl$")
 MARKER = "kvtrial-installed.json"
+CARD = "calibration.json"
 JSON_BYTES = 1 << 26
 
 
@@ -47,6 +48,9 @@ def made_here(state_dir):
     cache = os.path.join(state_dir, "cache", "vllm")
     if _is_folder(cache):
         found.append(cache)
+    card = os.path.join(state_dir, CARD)
+    if os.path.isfile(card) and not os.path.islink(card) and "calibration_id" in _object_in(card):
+        found.append(card)
     return sorted(found)
 
 

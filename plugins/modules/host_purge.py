@@ -9,7 +9,7 @@ short_description: Remove what this project made on a host, and nothing else
 version_added: "0.1.0"
 description:
   - Removes installations that hold the project's marker, models with random weights and manifests that it made, wheels,
-    the engine's cache, and campaigns with a plan. Folders that are empty then go too.
+    the engine's cache, the calibration, and campaigns with a plan. Folders that are empty then go too.
   - Whatever else lies below the directory stays and is named in RV(left).
 options:
   state_dir:

@@ -15,6 +15,7 @@ OURS = {
     "campaigns/20260101-a/plan.json": {"schema_version": "1.0"},
     f"wheels/{SHA}/kvtrial-1-py3-none-any.whl": {},
     "cache/vllm/x": {},
+    "calibration.json": {"schema_version": "1.0", "calibration_id": "c"},
 }
 FOREIGN = {
     f"venvs/vllm-0.32.0-{SHA[:11]}c/pyvenv.cfg": {},

@@ -16,7 +16,9 @@ FAULTS = [
 @pytest.mark.parametrize(("fault", "arm", "name"), FAULTS, ids=[f[0] for f in FAULTS])
 @pytest.mark.usefixtures("nothing_left")
 def test_an_engine_fault_is_recorded_and_the_rest_is_done(trial, fault, arm, name):
-    trial = trial(runs=2, faults=fault, fault_arm=arm)
+    # The watchdog is to see a deadlock before the idle timeout ends the requests.
+    limits = {"deadlock_seconds": 1.0, "idle_timeout_seconds": 30.0} if name == "deadlock" else {}
+    trial = trial(runs=2, faults=fault, fault_arm=arm, limits=limits)
     trial.run()
     records = trial.records()
     assert len(records) == 2
@@ -24,6 +26,9 @@ def test_an_engine_fault_is_recorded_and_the_rest_is_done(trial, fault, arm, nam
     assert {record.outcome for record in faulty} == {"engine_fault"}
     assert {record.fault.fault for record in faulty} == {name}
     assert all(record.fault.log_tail for record in faulty)
+    if name == "deadlock":
+        [failed] = {frozenset(record.phases[-1].errors) for record in faulty}
+        assert failed == {"deadlock"}, "every request that was in flight or still to come, and none dropped"
     assert {record.outcome for record in records if record.arm != arm} == {"completed"}
     verdict = trial.verdict()
     assert verdict.verdict != "BETTER"

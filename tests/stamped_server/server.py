@@ -60,7 +60,8 @@ class StampedServer:
     """Use as a context manager: `with StampedServer(script_for) as server: ... server.base_url`.
 
     `script_for` gets the decoded body of each request. `in_flight_max` is the most requests seen at one time,
-    `connections_open` the connections open now.
+    `connections_open` the connections open now. `pages`: path -> (status, text) of what GET answers (others: 404);
+    `asked` are the paths that were got.
     """
 
     def __init__(self, script_for: Callable[[dict[str, Any]], Script] = lambda body: Script()) -> None:
@@ -73,6 +74,8 @@ class StampedServer:
         self.served: list[Served] = []
         self.connections_opened = 0
         self.connections_open = 0
+        self.pages: dict[str, tuple[int, str]] = {}
+        self.asked: list[str] = []
         self.in_flight = 0
         self.in_flight_max = 0
 
@@ -126,6 +129,8 @@ class StampedServer:
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: int) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET "):
+            return await self._page(head.split(b" ", 2)[1].decode(), writer)
         lengths = [line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
         raw_body = await reader.readexactly(int(lengths[0]))
         served = Served(json.loads(raw_body), raw_body, time.perf_counter_ns(), connection)
@@ -138,6 +143,15 @@ class StampedServer:
             self.in_flight -= 1
         served.answered = True
         return again
+
+    async def _page(self, path: str, writer: asyncio.StreamWriter) -> bool:
+        self.asked.append(path)
+        status, text = self.pages.get(path, (404, "no such page"))
+        body = text.encode()
+        head = f"HTTP/1.1 {status} Planted\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+        return True
 
     async def _answer(
         self, served: Served, script: Script, writer: asyncio.StreamWriter, reader: asyncio.StreamReader

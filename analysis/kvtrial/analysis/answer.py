@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from kvtrial.record.calibration import NOT_CALIBRATED
 from kvtrial.record.verdict import BreakEven, ComparisonResult, FoundBreakEven, GateResult, TimeBudget, Verdict
 
 NOT_MEASURED = "not measured"
@@ -415,6 +416,11 @@ def headline(verdict: Verdict) -> str:
     return sentence(f"{subject} {size_in_words(primary)} {against_of(primary)}")
 
 
+def _of_the_client(verdict: Verdict) -> list[str]:
+    """What must be said of the client's times beside the evidence: that nobody knows how far they are off."""
+    return [caveat for caveat in verdict.caveats if caveat.startswith(NOT_CALIBRATED)]
+
+
 def evidence_text(verdict: Verdict) -> str:
     """What this kind of evidence can't say. A mechanism is called shown only where the treatment's gate passed."""
     treated = any(item.gate == "treatment_delivered" and item.passed for host in verdict.hosts for item in host.gates)
@@ -589,7 +595,7 @@ def ten_lines(verdict: Verdict, directory: str) -> list[str]:
     The order follows the verdict: an answer is followed by its size and cost, a missing answer by its cause.
     """
     first = _verdict_line(verdict)
-    evidence = f"Evidence: {sentence(evidence_text(verdict))}"
+    evidence = " ".join([f"Evidence: {sentence(evidence_text(verdict))}", *map(sentence, _of_the_client(verdict))])
     noise = _labelled("Limit", noise_text(primary_of(verdict.comparisons)))
     elsewhere = _labelled("Elsewhere", elsewhere_text(verdict))
     if verdict.tier_budget is not None:

@@ -54,7 +54,7 @@ def break_even(
     its four values is left out and said. `shares`: phase → share of its requests that return; with two shares or more
     the break-even is also found from their line.
     """
-    found = find_break_even(pairs, arm, against, shares or {}, (hit, miss))
+    found = find_break_even(pairs, arm, against, shares or {}, (hit, miss), own_hit_share)
     known = [seen for pair in pairs if (seen := _of_pair(pair, arm, against, hit, miss)) is not None]
     if not known:
         note = f"no pair has TTFT of both {hit} and {miss}"
@@ -122,7 +122,12 @@ def _clipped(share: float) -> float:
 
 
 def find_break_even(
-    pairs: Sequence[Pair], arm: str, against: str, shares: Mapping[str, float], computed_from: tuple[str, str]
+    pairs: Sequence[Pair],
+    arm: str,
+    against: str,
+    shares: Mapping[str, float],
+    computed_from: tuple[str, str],
+    own_hit_share: float | None = None,
 ) -> FoundBreakEven | None:
     """The break-even share that a sweep found; None where the protocol has no two shares.
 
@@ -172,7 +177,7 @@ def find_break_even(
         minus_computed=beside.estimate if beside and inside else None,
         minus_computed_low=beside.low if beside and inside else None,
         minus_computed_high=beside.high if beside and inside else None,
-        note="; ".join([*said, *left_out]),
+        note=_beside("; ".join([*said, *left_out]), zero, own_hit_share if inside else None),
     )
 
 

@@ -135,7 +135,7 @@ def _refuse_client_cpus(name: str, asked: str) -> None:
         found = cpu_list(asked)
     except ValueError as error:
         raise UnusableInput(
-            f"host {name}: kvtrial_client_cpus={asked!r} can't be used: {error}; give auto, none, or CPUs such as 14-15."
+            f"host {name}: kvtrial_client_cpus={asked!r} can't be used: {error}; give auto, none or CPUs, as 14-15."
         ) from None
     if not found:
         raise UnusableInput(f"host {name}: kvtrial_client_cpus is empty; give auto, none, or CPUs such as 14-15.")

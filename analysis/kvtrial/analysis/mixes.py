@@ -46,7 +46,7 @@ class Saturated(Struct, frozen=True):
     def __str__(self) -> str:
         return (
             f"arm {self.arm}, phase {self.phase}: the mean TTFT grew from {self.first_half_seconds:.3g} s in the first "
-            f"half to {self.second_half_seconds:.3g} s in the second, {100 * self.behind:.2g} s in 100 s of arrivals "
+            f"half to {self.second_half_seconds:.3g} s in the second, {100 * self.behind:.3g} s in 100 s of arrivals "
             f"(median of {self.runs} runs)"
         )
 

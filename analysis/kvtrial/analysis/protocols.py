@@ -177,8 +177,8 @@ def _check_workloads(protocol: Protocol, where: str) -> None:
     for phase in protocol.phases:
         if bool(phase.prompts) == bool(phase.workload):
             raise UnusableInput(
-                f"{where}: phase {phase.name} has {'both' if phase.prompts else 'neither'} prompts and a workload; "
-                f"give one of the two."
+                f"{where}: phase {phase.name} has {'both prompts and' if phase.prompts else 'neither prompts nor'} a "
+                f"workload; give one of the two."
             )
         if phase.prompts:
             if phase.prompts not in protocol.prompt_sets:

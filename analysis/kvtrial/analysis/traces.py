@@ -402,4 +402,5 @@ def _shown(value: Any) -> str:
         text = value
     else:
         text = json.dumps(value, ensure_ascii=False)
+    text = " ".join(text.split())
     return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 1] + "…"

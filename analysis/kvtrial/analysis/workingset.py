@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from kvtrial.record.plan import MixPlan, PhasePlan
+from kvtrial.record.plan import MixPlan, PhasePlan, TracePlan
 from kvtrial.record.workload import request_shapes
 
 TierScope = Literal["run", "block"]
@@ -133,7 +133,10 @@ def held_at_once(stored: Iterable[tuple[str, Hashable, int]], scope: TierScope) 
 
 
 def run_needs(phases: list[PhasePlan], block_tokens: int, folder: Path | None = None) -> RunNeeds:
-    """What the phases of a run need; each of its requests is looked at once. `folder`: where traces lie."""
+    """What the phases of a run need; each of its requests is looked at once. `folder`: where traces lie.
+
+    What a trace stores is not held against the tier: it is as large as it is, and how much the tier gave is measured.
+    """
     needs = RunNeeds({}, Held())
     for phase in phases:
         need = needs.phases[phase.name] = PhaseNeed()
@@ -152,7 +155,8 @@ def run_needs(phases: list[PhasePlan], block_tokens: int, folder: Path | None = 
             key = _key(shape.salt, shape.identity)
             if is_resident(phase.name):
                 distinct[key] = max(blocks, distinct.get(key, 0))
-            needs.held.add(phase.block, key, shape.prompt_tokens, (shape.salt, shape.shared), shape.shared_tokens)
+            if not isinstance(phase.workload, TracePlan):
+                needs.held.add(phase.block, key, shape.prompt_tokens, (shape.salt, shape.shared), shape.shared_tokens)
         need.distinct_blocks = sum(distinct.values())
     return needs
 

@@ -7,7 +7,8 @@ each of them.
 import contextlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct
@@ -74,25 +75,40 @@ def choose(ours: set[int], engines: set[int], node: set[int] | None) -> set[int]
     return free & node if node and free & node else free
 
 
-def pin_client(asked: str, engine_pids: Iterable[int], sysfs: Path = SYSFS) -> Pinning:
-    """Pin this process as `kvtrial_client_cpus` asks: "auto", "none" or a list of CPUs; say where it runs then.
+def with_siblings(cpus: set[int], sysfs: Path = SYSFS) -> set[int]:
+    """`cpus` and the hyperthreads that share a core with one of them."""
+    found = set(cpus)
+    for cpu in cpus:
+        with contextlib.suppress(OSError, ValueError):
+            found |= cpu_list((sysfs / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text())
+    return found
 
-    A list is met as far as this machine has those CPUs; the engine was started on the others.
+
+@contextmanager
+def pinned_client(asked: str, engine_pids: Iterable[int], sysfs: Path = SYSFS) -> Iterator[Pinning]:
+    """Pin this process as `kvtrial_client_cpus` asks ("auto", "none" or a list of CPUs), and let it loose again.
+
+    With "auto" a core whose other hyperthread the engine may use is not free. A list is met as far as this process may
+    use its CPUs; the engine was started on the others.
     """
+    before = os.sched_getaffinity(0)
     if asked == "none":
-        return current_pinning("not asked")
-    ours = os.sched_getaffinity(0)
+        yield current_pinning("not asked")
+        return
     if asked == "auto":
         node = gpu_node(sysfs)
-        chosen = choose(ours, allowed_cpus(engine_pids), numa_nodes(sysfs).get(node) if node is not None else None)
-        if not chosen:
-            return current_pinning("no core is free of the engine")
+        engines = with_siblings(allowed_cpus(engine_pids), sysfs)
+        chosen = choose(before, engines, numa_nodes(sysfs).get(node) if node is not None else None)
     else:
-        chosen = cpu_list(asked) & ours
-        if not chosen:
-            return current_pinning(f"none of the CPUs {asked} may be used here")
+        chosen = cpu_list(asked) & before
+    if not chosen:
+        yield current_pinning("no core is free of the engine")
+        return
     set_affinity(chosen)
-    return current_pinning("pinned")
+    try:
+        yield current_pinning("pinned")
+    finally:
+        set_affinity(before)
 
 
 def set_affinity(cpus: set[int]) -> None:

@@ -54,14 +54,14 @@ def _step(streams: int) -> _Step:
     if streams == 1:
         return _Step(1, 60, 2, Schedule(tokens_per_second=50, first_seconds=0.01, stagger_seconds=0.02))
     schedule = Schedule(tokens_per_second=50, first_seconds=0.05, stagger_seconds=0.5)
-    return _Step(streams, 2 * streams if streams > 128 else 4 * streams, 40, schedule)
+    return _Step(streams, 2 * streams, 90, schedule) if streams > 128 else _Step(streams, 4 * streams, 40, schedule)
 
 
 LEVELS = (1, 64, 256, 512)
 
 
 def calibrate(state_dir: Path, levels: tuple[int, ...] = LEVELS) -> Calibration:
-    """Calibrate and store the card; about 15 s. Raises UnusableInput where even one stream can't be measured.
+    """Calibrate and store the card; about 20 s. Raises UnusableInput where even one stream can't be measured.
 
     OSError is left to the caller (disk full).
     """

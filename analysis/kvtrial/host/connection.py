@@ -4,6 +4,9 @@ A read is stamped and kept; nothing else happens in the receive callback of a ru
 """
 
 import asyncio
+import contextlib
+import os
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Protocol, cast
 
@@ -72,50 +75,69 @@ class Owner(Protocol):
         """The exchange cannot go on; it is still on its connection, if it has one."""
 
 
+def _ignore(_: int | bytes) -> None:
+    """What is done with a read that no request asked for."""
+
+
 class Connection(asyncio.Protocol):
     """One kept-alive connection, with at most one exchange on it."""
 
-    __slots__ = ("_owner", "_response", "_transport", "exchange", "idle_since_ns")
+    __slots__ = (
+        "_descriptor",
+        "_keep",
+        "_owner",
+        "_response",
+        "_stamp",
+        "_streaming",
+        "_transport",
+        "exchange",
+        "idle_since_ns",
+    )
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
         self._response: Response | None = None
         self._transport: asyncio.Transport | None = None
         self.exchange: Exchange | None = None
+        self._descriptor = -1
         self.idle_since_ns = 0
+        # What a read needs, looked up once for each request and not for each read.
+        self._stamp: Callable[[int], None] = _ignore
+        self._keep: Callable[[bytes], None] = _ignore
+        self._streaming = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Called by the loop: the connection is open."""
         # A cast, not a check: uvloop's transports are not registered as asyncio.Transport.
         self._transport = cast(asyncio.Transport, transport)
+        self._descriptor = transport.get_extra_info("socket").fileno()
         # asyncio and uvloop both set TCP_NODELAY on their TCP transports.
         self.idle_since_ns = perf_counter_ns()
         self._owner.on_connected(self)
 
     def data_received(self, data: bytes) -> None:
         """Called by the loop for every read: stamp it, keep it, and see whether it may be the last."""
-        now_ns = perf_counter_ns()
-        response = self._response
-        if response is None:
-            self.abort()
+        self._stamp(perf_counter_ns())
+        self._keep(data)
+        if self._streaming and not data.endswith(END_OF_MESSAGE) and len(data) >= _SHORT:
             return
-        response.stamps_ns.append(now_ns)
-        response.reads.append(data)
-        if response.streaming and not data.endswith(END_OF_MESSAGE) and len(data) >= _SHORT:
-            return
-        self.look(now_ns)
+        self._look()
 
-    def look(self, now_ns: int) -> None:
-        """See whether the response has ended, and tell the owner. Raises nothing."""
+    def _look(self) -> None:
+        """See whether the response has ended, and tell the owner."""
         exchange, response = self.exchange, self._response
-        assert exchange is not None and response is not None, "only called while an exchange is on the connection"
+        if exchange is None or response is None:
+            self.abort()  # nobody asked for these bytes
+            return
         try:
             complete = response.look()
         except MalformedResponse as problem:
             self._owner.on_failed(exchange, "malformed_stream", str(problem))
             return
         if complete:
-            self._owner.on_answered(exchange, self, now_ns)
+            self._owner.on_answered(exchange, self, response.stamps_ns[-1])
+        else:
+            self._streaming = response.streaming
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the loop: the connection is gone."""
@@ -132,11 +154,19 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self.exchange = exchange
         exchange.connection = self
-        exchange.response = self._response = Response()
+        exchange.response = self._response = response = Response()
+        self._stamp, self._keep, self._streaming = response.stamps_ns.append, response.reads.append, False
+        wire, exchange.wire = exchange.wire, b""
         sent_ns = perf_counter_ns()
         exchange.sent_ns = sent_ns
-        self._transport.write(exchange.wire)
-        exchange.wire = b""
+        # Not through the transport: uvloop would write after all that is ready in this turn of the loop, so that of a
+        # burst none left before the last was stamped. What the socket does not take at once is left to the transport.
+        written = 0
+        if not self._transport.get_write_buffer_size():
+            with contextlib.suppress(OSError):  # the transport meets it again and tells
+                written = os.write(self._descriptor, wire)
+        if written < len(wire):
+            self._transport.write(wire[written:])
         return sent_ns
 
     def release(self) -> None:
@@ -145,6 +175,7 @@ class Connection(asyncio.Protocol):
             self.exchange.connection = None
             self.exchange = None
         response, self._response = self._response, None
+        self._stamp, self._keep, self._streaming = _ignore, _ignore, False
         if response is None or response.surplus or not response.keep_alive:
             self.close()
 

@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns
 
+from kvtrial.host.alarm import Alarm
 from kvtrial.host.connection import Connection, Exchange
 from kvtrial.host.deadlock import DeadlockWatch
 from kvtrial.host.honesty import HonestyMeter
 from kvtrial.host.http1 import MalformedResponse
 from kvtrial.host.results import DETAIL_CHARACTERS, result_of
-from kvtrial.host.spool import Spool
+from kvtrial.host.spool import Spool, SpooledRequest
 from kvtrial.record.load import ErrorClass, LoadOutcome, LoadSpec, RequestError, RequestResult
 
 OnResult = Callable[[RequestResult], None]
@@ -30,11 +31,14 @@ REUSE_WITHIN_NS = 2_000_000_000
 """A kept connection idle for longer is replaced. uvicorn, under vLLM, closes one after 5 s; a request sent into that
 close would be lost, and it may not be sent twice."""
 
+SWEEP_NS = 500_000_000
+"""Requests in flight are looked over this often, or four times within the shorter timeout."""
+
 QUIET_NS = 250_000_000
 """A stream without a byte for so long is looked at: it may have ended in a way that its last read does not show."""
 
 BUFFER_LIMIT_BYTES = 64 << 20
-"""Answers beyond this many raw bytes are read while the phase runs, a little at a time."""
+"""Beyond this many raw bytes answers are read within the phase, a little at a time; beyond twice as many, at once."""
 
 EXCHANGE_BYTES = 4096
 """What an answer takes in memory beside its bytes."""
@@ -65,6 +69,7 @@ class Phase:
         self._loop = asyncio.get_running_loop()
         self._due = spool.in_order_of_schedule()
         self._next_due: int | None = None
+        self._at_hand: tuple[int, SpooledRequest] | None = None
         self._pausing: list[tuple[int, int]] = []
         self._ready: deque[tuple[int, int]] = deque()
         self._free_since: deque[int] = deque()
@@ -79,6 +84,7 @@ class Phase:
         self._finished = 0
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._alarm = Alarm(self._loop, self._dispatch_due)
         self._began_ns = 0
         self._ended_ns = 0
         self._beat_due_ns = 0
@@ -86,13 +92,14 @@ class Phase:
         self._reported_ns = 0
         self._idle_timeout_ns = round(spec.idle_timeout_seconds * 1e9)
         self._request_timeout_ns = round(spec.request_timeout_seconds * 1e9)
-        self._sweep_ns = min(100_000_000, self._idle_timeout_ns // 4, self._request_timeout_ns // 4)
+        self._sweep_ns = min(SWEEP_NS, self._idle_timeout_ns // 4, self._request_timeout_ns // 4)
 
     async def run(self) -> LoadOutcome:
         """Send everything and hand out every result."""
         try:
             if self._spec.concurrency is not None:
                 await self._preopen(min(self._spec.concurrency, len(self._spool)))
+            self._fetch()
             self._meter.start()
             self._began_ns = perf_counter_ns()
             started_monotonic_ns = time.monotonic_ns()
@@ -105,6 +112,7 @@ class Phase:
         finally:
             self._meter.stop()
             self._stopped = True
+            self._alarm.close()
             for timer in self._timers.values():
                 timer.cancel()
             await self._close_connections()
@@ -133,20 +141,17 @@ class Phase:
             return
         self._filling = True
         try:
-            wait_ns = self._fill()
+            due_ns = self._fill()
         except Exception as error:  # nothing awaits a timer
             self._fail(error)
             return
         finally:
             self._filling = False
-        # A timer of uvloop counts whole milliseconds and may fire early; then it is set again for what is left.
-        if wait_ns is not None:
-            if (timer := self._timers.get("dispatch")) is not None:
-                timer.cancel()
-            self._timers["dispatch"] = self._loop.call_later(max(0, wait_ns) / 1e9, self._dispatch_due)
+        if due_ns is not None:
+            self._alarm.set(due_ns)
 
     def _fill(self) -> int | None:
-        """Dispatch what can be; return the nanoseconds until the next is due, None where none has a time."""
+        """Dispatch what can be; return when the next is due, None where none has a time."""
         closed = self._spec.concurrency is not None
         while self._finished < len(self._spool) and not self._stopped:
             now_ns = perf_counter_ns()
@@ -164,18 +169,27 @@ class Phase:
                     break
                 self._next_due = None
             self._dispatch(number, max(due_ns, self._free_since.popleft()) if closed else due_ns)
+        self._fetch()
         times = [self._pausing[0][0]] if self._pausing else []
         if not closed and (number_due := self._peek_due()) is not None:
             times.append(self._began_ns + self._spool.scheduled_ns[number_due])
-        return min(times) - perf_counter_ns() if times else None
+        return min(times) if times else None
 
     def _peek_due(self) -> int | None:
         if self._next_due is None:
             self._next_due = next(self._due, None)
         return self._next_due
 
+    def _fetch(self) -> None:
+        """Fetch the next request while there is time, so that little but the write is left when it is due."""
+        if (number := self._peek_due()) is not None and self._at_hand is None:
+            self._at_hand = number, self._spool[number]
+
     def _dispatch(self, number: int, scheduled_ns: int) -> None:
-        request = self._spool[number]
+        if self._at_hand is not None and self._at_hand[0] == number:
+            request, self._at_hand = self._at_hand[1], None
+        else:
+            request = self._spool[number]
         exchange = Exchange(number, request.key, request.prompt_sha256, request.wire, scheduled_ns)
         now_ns = perf_counter_ns()
         exchange.began_ns = now_ns
@@ -307,8 +321,8 @@ class Phase:
             self._meter.received(len(exchange.response.reads))
             self._unread_bytes += _size_of(exchange)
         self._unread_bytes += EXCHANGE_BYTES
-        if self._unread_bytes > BUFFER_LIMIT_BYTES and "read" not in self._timers:
-            self._timers["read"] = self._loop.call_later(READ_EVERY_SECONDS, self._read_some)
+        if self._unread_bytes > BUFFER_LIMIT_BYTES:
+            self._read_in_the_phase()
         self._finished += 1
         for number, pause_ns in self._spool.followers(exchange.number):
             heapq.heappush(self._pausing, (now_ns + pause_ns, number))
@@ -406,11 +420,19 @@ class Phase:
 
     # Results.
 
+    def _read_in_the_phase(self) -> None:
+        if "read" not in self._timers:
+            self._timers["read"] = self._loop.call_later(READ_EVERY_SECONDS, self._read_some)
+        try:
+            while self._unread and self._unread_bytes > 2 * BUFFER_LIMIT_BYTES:
+                self._read_next()
+        except Exception as error:
+            self._fail(error)
+
     def _read_some(self) -> None:
-        """Read buffered answers for a moment; longer where they come faster than that."""
+        """Read buffered answers for a moment."""
         del self._timers["read"]
-        surplus = self._unread_bytes / BUFFER_LIMIT_BYTES
-        give_up_ns = perf_counter_ns() + round(READ_SLICE_NS * max(1.0, 4 * (surplus - 1.5)))
+        give_up_ns = perf_counter_ns() + READ_SLICE_NS
         try:
             while self._unread and self._unread_bytes > BUFFER_LIMIT_BYTES // 2 and perf_counter_ns() < give_up_ns:
                 self._read_next()

@@ -28,6 +28,7 @@ from kvtrial.host.processes import (
     members,
     port_is_taken,
 )
+from kvtrial.record.cpulist import as_list, cpu_list
 from kvtrial.record.enginelog import diagnose, engine_facts
 from kvtrial.record.exposition import parse_page, read_page
 from kvtrial.record.launchfacts import flatten
@@ -61,6 +62,7 @@ class Engine:
         self.base_url = f"http://127.0.0.1:{launch.port}"
         self.client = httpx.Client(base_url=self.base_url, timeout=10.0)
         self.pool = ThreadPoolExecutor(max_workers=1)
+        cpus = sorted(engine_cpus(plan.client_cpus))
         scratch = tempfile.mkdtemp(prefix="kvtrial-")
         spec = KeeperSpec(
             launch=launch,
@@ -71,6 +73,7 @@ class Engine:
             stop_timeout_seconds=plan.limits.stop_timeout_seconds,
             ram_reserve_bytes=plan.limits.ram_reserve_bytes,
             own_pids=[os.getpid()],
+            engine_cpus=cpus,
         )
         (directory / "keeper.json").write_bytes(msgspec.json.encode(spec))
         self.memory = MemoryWatch()
@@ -239,6 +242,24 @@ def environment(launch: Launch, scratch: str) -> dict[str, str]:
         "XDG_CONFIG_HOME": f"{scratch}/config",
         **launch.env,
     }
+
+
+def engine_cpus(client_cpus: str) -> set[int]:
+    """The CPUs to start the engine on: all but the client's where those are named, empty for no limit.
+
+    Raises RunFault where the named CPUs leave none for the engine, or are none of this host's.
+    """
+    if client_cpus in ("auto", "none"):
+        return set()
+    ours = os.sched_getaffinity(0)
+    clients = cpu_list(client_cpus)
+    if not clients & ours or not ours - clients:
+        detail = (
+            f"kvtrial_client_cpus={client_cpus} leaves no CPU to the {'engine' if clients & ours else 'client'}: this "
+            f"program may run on {as_list(ours)}; name some of these, or auto"
+        )
+        raise RunFault(Fault(origin="environment", fault="client_cpus", phase=None, detail=detail))
+    return ours - clients
 
 
 def refuse_port(port: int) -> None:

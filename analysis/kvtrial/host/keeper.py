@@ -48,7 +48,10 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class KeeperSpec(Struct, frozen=True):
-    """What the keeper is told. `scratch` is the engine's own temporary folder, removed at the end."""
+    """What the keeper is told. `scratch` is the engine's own temporary folder, removed at the end.
+
+    `engine_cpus`: the CPUs that the engine may run on, empty for all that the keeper may.
+    """
 
     launch: Launch
     env: dict[str, str]
@@ -58,6 +61,7 @@ class KeeperSpec(Struct, frozen=True):
     stop_timeout_seconds: float
     ram_reserve_bytes: int
     own_pids: list[int]
+    engine_cpus: list[int] = []
 
 
 class EngineProcess(Struct, frozen=True):
@@ -199,6 +203,12 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def _become_engine(cpus: list[int]) -> None:
+    _die_with_parent()
+    if cpus:
+        os.sched_setaffinity(0, cpus)
+
+
 def _start(spec: KeeperSpec, directory: Path) -> tuple[subprocess.Popen[bytes], EngineProcess]:
     log = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -210,7 +220,7 @@ def _start(spec: KeeperSpec, directory: Path) -> tuple[subprocess.Popen[bytes], 
             stderr=subprocess.STDOUT,
             start_new_session=True,
             cwd=spec.scratch,
-            preexec_fn=_die_with_parent,
+            preexec_fn=lambda: _become_engine(spec.engine_cpus),
         )
     finally:
         os.close(log)

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 from msgspec import Struct
 
+from kvtrial.host.affinity import Pinning
 from kvtrial.host.client import run_load_blocking
 from kvtrial.host.workload import load_spec, phase_requests
 from kvtrial.record.errors import UnusableInput
@@ -141,6 +142,8 @@ def run_phase(
     on_progress: Callable[[int, int], None] | None = None,
     *,
     calibration_id: str | None = None,
+    pinning: Pinning | None = None,
+    spool_directory: Path | None = None,
 ) -> tuple[LoadOutcome, PhaseFacts]:
     """Send the phase's load; never raises for what the engine does: failures are results. `folder`: the plan's."""
     facts = PhaseFacts()
@@ -155,6 +158,8 @@ def run_phase(
         take,
         on_progress,
         calibration_id=calibration_id,
+        pinning=pinning,
+        spool_directory=spool_directory,
     )
     return outcome, facts
 

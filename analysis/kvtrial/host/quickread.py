@@ -8,14 +8,16 @@ then say what the bytes are. Where it answers, it answers as they do; a property
 import re
 from array import array
 from bisect import bisect_left
+from collections.abc import Iterable
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 import msgspec
 
 from kvtrial.host.sse import MalformedStream, Reading, StreamedAnswer
 
 _END = b"0\r\n\r\n"
+_END_OF_EVENT = b"\n\n\r\n"
 _CHUNK = re.compile(rb"([0-9a-f]{1,7})\r\n")
 _TEXT = rb'[^"\\\x00-\x1f]*+(?:\\["\\/bfnrt][^"\\\x00-\x1f]*+)*+'
 _EVENT = re.compile(
@@ -48,20 +50,22 @@ class _Template:
 _template = lru_cache(maxsize=8)(_Template)
 
 
-def read_quickly(body: bytes, read_ends: list[int], stamps_ns: "array[int]") -> StreamedAnswer | None:
+def read_quickly(reads: list[bytes], stamps_ns: "array[int]") -> StreamedAnswer | None:
     """Read the framed body of a whole stream; None where it is not plainly one that the general readers would accept.
 
-    `read_ends`: where in `body` each read ended, ascending; `stamps_ns` its stamp.
+    `reads`: the body as it was read, in pieces of one byte or more; `stamps_ns`: the stamp of each.
     """
+    stream = _Stream(reads, stamps_ns)
+    body, end = stream.body, len(stream.body) - len(_END)
     if not body.endswith(_END) or not _is_utf8(body):
         return None
     reading = Reading()
     template: _Template | None = None
-    at, end = 0, len(body) - len(_END)
+    at = 0
     try:
         while at < end:
             if template is not None:
-                ran_to = _read_run(reading, template, body, at, read_ends, stamps_ns)
+                ran_to = _read_run(reading, template, stream, at)
                 if ran_to is None:
                     return None
                 if ran_to > at:
@@ -70,12 +74,36 @@ def read_quickly(body: bytes, read_ends: list[int], stamps_ns: "array[int]") -> 
             event, next_at = _one_event(body, at)
             if event is None:
                 return None
-            reading.take(event, stamps_ns[bisect_left(read_ends, next_at - 2)])
+            reading.take(event, stamps_ns[stream.read_that_completed(next_at)])
             template = _template_of(event) or template
             at = next_at
     except MalformedStream:
         return None
     return reading.close() if at == end and reading.answer.done else None
+
+
+class _Stream:
+    """A body, and where each read of it ended."""
+
+    def __init__(self, reads: list[bytes], stamps_ns: "array[int]") -> None:
+        self.reads = reads
+        self.stamps_ns = stamps_ns
+        self.body = b"".join(reads)
+        self.sizes = list(map(len, reads))
+        self.ends = list(accumulate(self.sizes))
+
+    def read_that_completed(self, chunk_end: int) -> int:
+        """The read that completed the event in the chunk that ends at `chunk_end`: its data ends two bytes before."""
+        return bisect_left(self.ends, chunk_end - 2)
+
+    def reads_of(self, begin: int, end: int, events: int) -> slice | None:
+        """The reads from `begin` to `end` if each of them brought one of the `events` in between, and nothing else."""
+        first, last = bisect_left(self.ends, begin + 1), bisect_left(self.ends, end) + 1
+        if last - first != events or self.ends[last - 1] != end or (self.ends[first - 1] if first else 0) != begin:
+            return None
+        # As many reads as events, and each ends where an event does, which is nowhere else: so each is one.
+        aligned = all(map(bytes.endswith, self.reads[first:last], repeat(_END_OF_EVENT)))
+        return slice(first, last) if aligned else None
 
 
 def _is_utf8(body: bytes) -> bool:
@@ -128,28 +156,25 @@ def _says_more(event: bytes) -> bool:
     )
 
 
-def _read_run(
-    reading: Reading, template: _Template, body: bytes, at: int, read_ends: list[int], stamps_ns: "array[int]"
-) -> int | None:
+def _read_run(reading: Reading, template: _Template, stream: _Stream, at: int) -> int | None:
     """Read the events of the template from `at` on; return where they end, None where a chunk's size is wrong."""
-    found = template.findall(body, at, len(body) - len(_END))
+    found = template.findall(stream.body, at, len(stream.body) - len(_END))
     if found and not found[-1][0]:
         found.pop()
     if not found:
         return at
     sizes, heads, texts, ids = zip(*found, strict=True)
-    constant = template.constant_bytes
-    lengths = [constant + a + b + c for a, b, c in zip(map(len, heads), map(len, texts), map(len, ids), strict=True)]
-    length_of = {size: int(size, 16) for size in set(sizes)}
-    if list(map(length_of.__getitem__, sizes)) != lengths:
-        return None
-    spans = [len(size) + len(b"\r\n\r\n") + length for size, length in zip(sizes, lengths, strict=True)]
-    ends = list(accumulate(spans, initial=at))[1:]
-    # An event is complete where its data ends: before the two bytes that close its chunk.
-    first = bisect_left(read_ends, ends[0] - 2)
-    if read_ends[first : first + len(ends)] == ends:
-        stamps = stamps_ns[first : first + len(ends)].tolist()
+    variable = sum(len(b"".join(parts)) for parts in (sizes, heads, texts, ids))
+    end = at + variable + len(found) * (template.constant_bytes + len(b"\r\n\r\n"))
+    reads = stream.reads_of(at, end, len(found))
+    if reads is not None:
+        spans: Iterable[int] = stream.sizes[reads]
+        stamps = stream.stamps_ns[reads].tolist()
     else:
-        stamps = [stamps_ns[bisect_left(read_ends, end - 2)] for end in ends]
+        constant = template.constant_bytes + len(b"\r\n\r\n")
+        spans = [constant + sum(map(len, event)) for event in found]
+        stamps = [stream.stamps_ns[stream.read_that_completed(end)] for end in list(accumulate(spans, initial=at))[1:]]
+    if any(int(size, 16) + len(size) + len(b"\r\n\r\n") != span for size, span in set(zip(sizes, spans, strict=True))):
+        return None
     reading.take_tokens(_ids_decoder.decode(b"[" + b",".join(ids) + b"]"), stamps)
-    return ends[-1]
+    return end

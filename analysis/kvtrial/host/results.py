@@ -1,7 +1,7 @@
 """From a finished exchange to its result: the stream is read, and what went wrong gets its one class."""
 
 import re
-from itertools import accumulate
+from array import array
 
 import msgspec
 
@@ -47,10 +47,8 @@ def result_of(exchange: Exchange, began_ns: int, spool: Spool) -> RequestResult:
 
 def _answer_of(response: Response) -> StreamedAnswer:
     if response.streaming and response.complete and not response.interim_seen:
-        raw = b"".join(response.reads)
-        head_ends = raw.find(b"\r\n\r\n") + 4
-        ends = list(accumulate(map(len, response.reads), initial=-head_ends))[1:]
-        answer = read_quickly(raw[head_ends:], ends, response.stamps_ns)
+        body_reads, stamps_ns = _without_head(response)
+        answer = read_quickly(body_reads, stamps_ns)
         if answer is not None:
             return answer
     malformed = None
@@ -63,6 +61,18 @@ def _answer_of(response: Response) -> StreamedAnswer:
         malformed = malformed or "the response went on after its end"
     answer.malformed = answer.malformed or malformed
     return answer
+
+
+def _without_head(response: Response) -> tuple[list[bytes], "array[int]"]:
+    """The reads of a response from its body on, and their stamps."""
+    seen = b""
+    for number, read in enumerate(response.reads, start=1):
+        seen += read
+        if (at := seen.find(b"\r\n\r\n")) >= 0:
+            begun = seen[at + 4 :]
+            first = number - 1 if begun else number
+            return [*([begun] if begun else []), *response.reads[number:]], response.stamps_ns[first:]
+    return [], response.stamps_ns[:0]
 
 
 def _error(exchange: Exchange, response: Response | None, answer: StreamedAnswer, spool: Spool) -> RequestError | None:

@@ -12,6 +12,7 @@ import zstandard
 from msgspec import Struct
 
 import kvtrial
+from kvtrial.host.affinity import Pinning, pinned_client
 from kvtrial.host.conditions import read_conditions
 from kvtrial.host.engine import Engine, RunFault, refuse_port, routable
 from kvtrial.host.keeper import EngineExit
@@ -175,11 +176,12 @@ def _measure(
         detail = f"the engine listens on {', '.join(exposed)}, not on loopback alone; it was stopped at once"
         raise RunFault(engine.fault("routable_bind", None, detail))
     boundary: Scrape | None = None
-    for number, phase in enumerate(run.phases):
-        context.on_phase(phase.name)
-        boundary = _one_phase(phase, directory, context, engine, facts, results, boundary)
-        if number == 0:
-            facts.resolved = msgspec.structs.replace(resolved, config=engine.config_of(asked))
+    with pinned_client(context.plan.client_cpus, engine.pids()) as pinning:
+        for number, phase in enumerate(run.phases):
+            context.on_phase(phase.name)
+            boundary = _one_phase(phase, directory, context, engine, facts, results, pinning, boundary)
+            if number == 0:
+                facts.resolved = msgspec.structs.replace(resolved, config=engine.config_of(asked))
 
 
 def _one_phase(
@@ -189,6 +191,7 @@ def _one_phase(
     engine: Engine,
     facts: _Facts,
     results: ResultsWriter,
+    pinning: Pinning,
     boundary: Scrape | None,
 ) -> Scrape:
     """One phase; its closing scrape is returned, to open the next. Raises RunFault when the engine failed in it."""
@@ -212,6 +215,8 @@ def _one_phase(
                 context.folder,
                 take,
                 calibration_id=context.calibration.calibration_id if context.calibration else None,
+                pinning=pinning,
+                spool_directory=directory,
             )
         after = settled_scrape(base_url, plan.vllm_version, plan.model.name)
     except httpx.HTTPError as error:
@@ -226,17 +231,31 @@ def _one_phase(
     if record.failed:
         counts = ", ".join(f"{count} {name}" for name, count in sorted(record.errors.items()))
         detail = f"{record.failed} of {record.sent} requests failed ({counts}); the first: {found.first_error}"
-        raise RunFault(_why_failed(engine, phase.name, detail, context, after))
+        deadlocked = "deadlock" in record.errors
+        raise RunFault(_why_failed(engine, phase.name, detail, context, after, deadlocked=deadlocked))
     return after
 
 
-def _why_failed(engine: Engine, phase: str, detail: str, context: RunContext, after: Scrape | None = None) -> Fault:
-    """Name the engine's failure: died, dead (health 503), deadlock (health 200, nothing runs), or failed requests."""
+def _why_failed(
+    engine: Engine,
+    phase: str,
+    detail: str,
+    context: RunContext,
+    after: Scrape | None = None,
+    *,
+    deadlocked: bool = False,
+) -> Fault:
+    """Name the engine's failure: died, dead (health 503), deadlock (health 200, nothing runs), or failed requests.
+
+    `deadlocked`: the client's watchdog saw it while the requests were in flight.
+    """
     status = engine.health_status()
     if not engine.is_up():
         return engine.fault("engine_died", phase, f"the engine ended in phase {phase}; {detail}")
     if status != 200:
         return engine.fault("engine_dead", phase, f"/health answers {status} in phase {phase}; {detail}")
+    if deadlocked:
+        return engine.fault("deadlock", phase, detail)
     if after is not None:
         waiting, running = after.values.get("requests_waiting"), after.values.get("requests_running")
         if waiting and running == 0:

@@ -6,6 +6,8 @@ import msgspec
 from msgspec import Struct
 
 CALIBRATION_SCHEMA = "1.0"
+NOT_CALIBRATED = "the load client is not calibrated on"
+"""How the caveat of a campaign without a calibration begins; the answer repeats it."""
 
 
 class CalibrationLevel(Struct, frozen=True, kw_only=True):

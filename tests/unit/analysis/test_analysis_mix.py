@@ -209,6 +209,16 @@ def test_a_noisy_zero_has_a_wide_interval_and_one_in_the_noise_is_not_located():
     assert drowned.pays != "above" or "not located" in drowned.note or drowned.ci_high - drowned.ci_low > 0.5
 
 
+@pytest.mark.parametrize(
+    ("own", "says"), [(0.5, "your share of 50% is above it"), (0.01, "your share of 1% is below it")]
+)
+def test_the_users_own_share_is_set_beside_the_found_one(own, says):
+    verdict = conclude(mix_protocol(), {"h1": mix_records(line(0.02, 0.18, 0.005))}, "c1", own_hit_share=own)
+    assert verdict.break_even is not None
+    assert verdict.break_even.found is not None
+    assert says in verdict.break_even.found.note
+
+
 def test_two_shares_make_a_line_and_one_does_not():
     pairs = sort_pairs(mix_records(), ["control", "offload"]).valid
     two = find_break_even(pairs, "offload", "control", {"mix_00": 0.0, "mix_100": 1.0}, ("return", "miss"))

@@ -1,6 +1,7 @@
 """client_honest with a calibration: passes within it, fails beyond it, says so where there is none."""
 
 from build import change, honest_records, protocol, with_phase
+from kvtrial.analysis.answer import ten_lines
 from kvtrial.analysis.faults import completed_runs, sort_pairs
 from kvtrial.analysis.gates import GateContext, run_gates
 from kvtrial.analysis.gates.conditions import calibration_caveat
@@ -106,9 +107,12 @@ def test_without_a_calibration_the_gate_passes_and_the_verdict_warns():
     assert "the load client is not calibrated on h1" in judge(records).detail
     verdict = conclude(protocol(), {"h1": records}, campaign="c1")
     assert any("not calibrated on h1" in caveat for caveat in verdict.caveats)
+    (evidence,) = [line for line in ten_lines(verdict, "results/c1") if line.startswith("Evidence: ")]
+    assert "The load client is not calibrated on h1, so how far its times are off there is not known" in evidence
 
 
 def test_with_one_nothing_is_warned_of():
     assert calibration_caveat(calibrated(honest_records())) is None
     verdict = conclude(protocol(), {"h1": calibrated(honest_records())}, campaign="c1")
     assert not any("calibrated" in caveat for caveat in verdict.caveats)
+    assert not any("calibrated" in line for line in ten_lines(verdict, "results/c1"))

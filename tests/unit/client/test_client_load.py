@@ -8,17 +8,17 @@ import resource
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from kvtrial.host import client, dispatch
-from kvtrial.host.client import run_load, run_load_blocking
+from kvtrial.host.client import run_load
 from kvtrial.host.connection import Connection
 from kvtrial.host.spool import request_body
 from kvtrial.host.sse import sha256_of_tokens
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.load import HonestyCard, LoadOutcome, LoadSpec, RequestResult, RequestSpec
+from kvtrial.record.load import RequestResult, RequestSpec
+from loading import load, spec_for
 from stamped_server import Script, StampedServer
 
 
@@ -27,36 +27,6 @@ def requests(count: int, **fields: Any) -> list[RequestSpec]:
         RequestSpec(key=f"r{number}", prompt_token_ids=[number, 1, 2, 3], max_tokens=3, **fields)
         for number in range(count)
     ]
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What a load left: its results in the order of the specification, and the rest of the outcome."""
-
-    results: list[RequestResult]
-    outcome: LoadOutcome
-
-    @property
-    def card(self) -> HonestyCard:
-        return self.outcome.card
-
-
-def spec_for(server_url: str, concurrency: int | None = 1, **fields: Any) -> LoadSpec:
-    limits = {"idle_timeout_seconds": 20, "request_timeout_seconds": 30, "deadlock_seconds": 30}
-    return LoadSpec(base_url=server_url, model="m", concurrency=concurrency, **(limits | fields))
-
-
-def load(server_url: str, wanted: list[RequestSpec], concurrency: int | None = 1, **fields: Any) -> Loaded:
-    limits = {name: fields.pop(name) for name in list(fields) if name.endswith("_seconds")}
-    found: dict[str, RequestResult] = {}
-
-    def take(result: RequestResult) -> None:
-        assert result.key not in found, "one result for each request"
-        found[result.key] = result
-
-    outcome = run_load_blocking(spec_for(server_url, concurrency, **limits), wanted, take, **fields)
-    assert outcome.sent == len(wanted) == len(found)
-    return Loaded([found[request.key] for request in wanted], outcome)
 
 
 def by_request(scripts: dict[int, Script], otherwise: Script | None = None) -> Callable[[dict[str, Any]], Script]:

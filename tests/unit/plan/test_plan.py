@@ -171,6 +171,8 @@ REFUSALS = [
     ({"engine_args": {"port": 9}}, ["port", "kvtrial_port"]),
     ({"may_be_disturbed": False}, ["h1", "kvtrial_host_may_be_disturbed"]),
     ({"backend": "rocm"}, ["rocm", "kvtrial_backend"]),
+    ({"client_cpus": "14_15"}, ["kvtrial_client_cpus='14_15'", "14-15"]),
+    ({"client_cpus": ""}, ["kvtrial_client_cpus is empty", "auto"]),
     ({"seed": "abc"}, ["seed='abc'", "kvtrial_seed"]),
     ({"vllm_version": "new"}, ["'new'", "0.32.0"]),
     ({"limits": {"deadline": 3}}, ["deadline", "deadline_seconds"]),

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, gate, some, where
 from kvtrial.analysis.metrics import find_metric
+from kvtrial.record.calibration import NOT_CALIBRATED
 from kvtrial.record.record import PhaseRecord, RunRecord, Samples
 
 _GPU_FIELDS_THAT_MUST_HOLD = (
@@ -90,7 +91,8 @@ def _calibrations(runs: list[RunRecord]) -> str:
     if caveat is not None:
         return caveat
     cards = {run.calibration.calibration_id: run.calibration for run in runs if run.calibration is not None}
-    worst = max(level.ttft_error_p99_seconds for card in cards.values() for level in card.levels if level.held)
+    errors = [level.ttft_error_p99_seconds for card in cards.values() for level in card.levels if level.held]
+    worst = max(errors, default=0.0)
     named = ", ".join(sorted(name[:12] for name in cards))
     return f"within calibration {named}, whose TTFT error is at most {worst * 1e3:.3f} ms (p99)"
 
@@ -101,7 +103,7 @@ def calibration_caveat(runs: list[RunRecord]) -> str | None:
     if not without:
         return None
     return (
-        f"the load client is not calibrated on {', '.join(without)}, so how far its times are off there is not known "
+        f"{NOT_CALIBRATED} {', '.join(without)}, so how far its times are off there is not known "
         "(playbooks/calibrate.yml measures it)"
     )
 

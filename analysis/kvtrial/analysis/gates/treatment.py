@@ -78,7 +78,8 @@ def treatment_delivered(context: GateContext, parameters: ArmAndPhases) -> Decis
             problems += _not_delivered(run, phase, loaded, tokens, hits, none_is_right=shares.get(name) == 0)
             shown.add((loaded, tokens, prompt))
         if name in traces:
-            sums.append(f"{name}: {_shares_of(context, parameters.arm, name)}")
+            # What the user asks of a trace comes first: a terminal shows the beginning of a long detail.
+            sums.insert(0, f"{name}: {_shares_of(context, parameters.arm, name)}")
         if name in shares:
             mixed.append(f"{name} {' or '.join(f'{tokens:,.0f}' for _, tokens, _ in sorted(shown))}")
         else:
