@@ -329,7 +329,8 @@ def first_out(levels: Sequence[Level], max_running: int | None) -> tuple[OutOf, 
         shown = "KV use not seen" if used is None else f"KV use {used:.0%} at its peak"
         waiting = level.waiting_peak or 0
         if level.preemptions:
-            return "KV cache", level.concurrency, f"{level.preemptions} preemptions, {shown}"
+            count = f"{level.preemptions} preemption{'s' if level.preemptions > 1 else ''}"
+            return "KV cache", level.concurrency, f"{count}, {shown}"
         if max_running is not None and level.concurrency > max_running and waiting:
             return "sequences", level.concurrency, f"max-num-seqs {max_running}, {waiting:.0f} waiting, {shown}"
         if waiting and used is not None and used >= FULL_SHARE:
@@ -351,11 +352,12 @@ def _max_running(run: RunRecord) -> int | None:
 
 
 def resources_of(run: RunRecord) -> Resources:
-    """What one engine of a run occupied: its GPUs, and the RAM of its processes and shared memory at the peak."""
+    """What the engines of a run occupied: its GPUs, and the RAM of its processes and shared memory at the peak."""
     parsed = parse_vllm_args(run.launch.argv)
-    gpus = (parsed.size("tensor-parallel-size") or 1) * (parsed.size("pipeline-parallel-size") or 1)
+    replicas = parsed.size("data-parallel-size") or 1
+    gpus = replicas * (parsed.size("tensor-parallel-size") or 1) * (parsed.size("pipeline-parallel-size") or 1)
     ram = run.samples.engine_rss_peak_bytes + run.samples.shared_memory_peak_bytes if run.samples else 0
-    return Resources(gpus=gpus if run.conditions.gpus else 0, ram_gib=ram / GIB, replicas=1)
+    return Resources(gpus=gpus if run.conditions.gpus else 0, ram_gib=ram / GIB, replicas=replicas)
 
 
 def _costs(

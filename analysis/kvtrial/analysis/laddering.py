@@ -205,7 +205,11 @@ def ladder_lines(plan: HostPlan) -> list[str]:
     lines = [f"{plan.host}: levels of {levels} requests in flight."]
     for arm in plan.launches:
         onset = plan.ladder.onset.get(arm)
-        told = onset_words(onset) if onset else "the engine sizes its KV cache itself, so no onset is predicted"
+        told = (
+            onset_words(onset)
+            if onset
+            else "no onset is predicted: it has several engines, or one that sizes its KV cache itself"
+        )
         lines.append(f"{plan.host}, arm {arm}: {told}.")
     return lines
 

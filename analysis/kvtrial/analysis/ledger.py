@@ -75,11 +75,12 @@ def judge_moved(
 
 def _note(moved: bool | None, gave: Interval, took: Interval, left: Interval) -> str:
     numbers = (
-        f"a request stalls {gave.estimate:.3g} s less and queues {took.estimate:.3g} s longer "
+        f"a request stalls {abs(gave.estimate):.3g} s {'less' if gave.estimate >= 0 else 'more'} and queues "
+        f"{abs(took.estimate):.3g} s {'longer' if took.estimate >= 0 else 'shorter'} "
         f"(sum {left.estimate:+.3g} s, interval {left.low:+.3g} to {left.high:+.3g})"
     )
     if moved is None:
-        return f"{numbers}; {left.pairs} pairs are too few to say whether the delay moved into the queue"
+        return f"{numbers}; with fewer than {LEAST_PAIRS} pairs nobody can say whether the delay moved into the queue"
     if moved:
         return f"MOVED: queueing took what preemption gave: {numbers}"
     return f"not moved: {numbers}"

@@ -322,8 +322,10 @@ def _ladder_plan(name: str, host: HostInput, protocol: Protocol, capacity: Capac
     for run in runs[: len(protocol.arms)]:
         steps = [phase for phase in run.phases if is_level(protocol, phase.name)]
         levels = {phase.name: phase.concurrency for phase in steps}
-        blocks = _known_blocks(host, merged_args(host, protocol.arms[run.arm]), capacity.block_tokens)
-        if blocks is not None:
+        args = merged_args(host, protocol.arms[run.arm])
+        blocks = _known_blocks(host, args, capacity.block_tokens)
+        # Which of several engines gets a request is for vLLM to decide, so nothing is predicted of them together.
+        if blocks is not None and int(args.get("data-parallel-size", 1)) == 1:
             usable[run.arm] = blocks - RESERVED_BLOCKS
             onset[run.arm] = arm_onset(host, protocol, run.arm, steps[0], usable[run.arm], capacity.block_tokens)
     return LadderPlan(levels=levels, onset=onset, usable_gpu_blocks=usable)

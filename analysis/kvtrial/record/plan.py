@@ -231,7 +231,8 @@ class OnsetPlan(Struct, frozen=True, forbid_unknown_fields=True):
 class LadderPlan(Struct, frozen=True, forbid_unknown_fields=True):
     """The levels of a ladder of concurrencies, by phase in their order, and what is predicted for each arm.
 
-    An arm whose KV cache is sized by the engine itself has no prediction. `usable_gpu_blocks` by arm, as planned.
+    An arm whose KV cache is sized by the engine itself, or that has several engines, has no prediction.
+    `usable_gpu_blocks` by arm, as planned.
     """
 
     levels: dict[str, int]

@@ -3,7 +3,7 @@
 import pytest
 from build import PROTOCOLS
 from kvtrial.analysis.inputs import Request, read_request
-from kvtrial.analysis.laddering import answer_seconds, refuse_arms
+from kvtrial.analysis.laddering import answer_seconds, ladder_lines, refuse_arms
 from kvtrial.analysis.plan import for_host, make_plan, requested_protocol
 from kvtrial.analysis.protocols import load_protocol, only_arms
 from kvtrial.record.errors import UnusableInput
@@ -96,6 +96,7 @@ def test_a_ladder_of_ones_own_must_show_the_onset():
         ("fp8_kv", {}, "arm fp8_kv can't run: it needs the cuda engine"),
         ("kv_offloading_size", {}, "vLLM's own CPU tier needs a GPU"),
         ("tensor_parallel", {}, "it needs the cuda engine"),
+        ("second_replica", {}, "each replica takes a GPU of its own"),
         ("tensor_parallel", {"backend": "cuda", "facts": {"gpus": [{}]}}, "it needs 2 GPUs, this host has 1"),
         ("offload_all", {"vllm_version": "0.27.1"}, "corrupts the count of preemptions"),
     ],
@@ -153,3 +154,11 @@ def test_a_host_without_its_own_sizes_gets_levels_for_its_own_pool():
     protocol = requested_protocol(request())
     host = cpu_host(sizes={"gpu_blocks": 97, "requests": 12})
     assert [phase.concurrency for phase in for_host(protocol, host).phases if phase.reset][-3:] == [7, 9, 11]
+
+
+def test_nothing_is_predicted_of_two_replicas_together():
+    host = {"backend": "cuda", "facts": {"gpus": [{}, {}]}}
+    protocol = requested_protocol(request(arms=["second_replica"]))
+    plan = make_plan(request(arms=["second_replica"], host=host), protocol)
+    assert set(plan.hosts[0].ladder.onset) == {"base"}
+    assert any("second_replica: no onset is predicted" in line for line in ladder_lines(plan.hosts[0]))

@@ -22,6 +22,7 @@ _SIZE_THE_POOL = (
     "gpu-memory-utilization",
     "kv-cache-dtype",
     "tensor-parallel-size",
+    "data-parallel-size",
     "max-num-batched-tokens",
     "max-model-len",
     "model",
