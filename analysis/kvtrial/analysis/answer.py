@@ -20,6 +20,8 @@ PHASE_SUBJECTS = {
     "fits_return": "a prefix of a set that fits the engine's KV cache",
     "miss": "a prompt never seen before",
     "populate": "a new prompt that is being stored",
+    "above_onset": "a request above the onset of preemption",
+    "ladder": "a request of the ladder",
 }
 MIX = re.compile(r"mix_(\d+)")
 """Phases of a sweep: the share of requests that return, in percent."""
@@ -36,6 +38,11 @@ METRIC_NAMES = {
     "e2e_median_seconds": "median time from send to last token",
     "output_throughput_tokens_per_second": "output throughput",
     "ram_used_peak_bytes": "peak RAM",
+    "e2e_p95_seconds": "95th percentile from send to last token",
+    "longest_gap_p95_seconds": "95th percentile of a request's longest gap between tokens",
+    "stall_seconds_per_request": "time of a request in stalls",
+    "queue_seconds_per_request": "time of a request in the queue",
+    "preemptions_per_1000_requests": "number of preemptions",
 }
 SHORT_NAMES = {
     "ttft_mean_seconds": "first token (mean)",
@@ -179,7 +186,8 @@ def subject_of(comparison: ComparisonResult) -> str:
         average = "on average " if comparison.metric == "ttft_mean_seconds" else ""
         return f"{average}the first token of {phase_subject(phase)}"
     name = METRIC_NAMES.get(comparison.metric, comparison.metric.replace("_", " "))
-    return f"the {name} of a run" if phase == "run" else f"the {name} in phase {phase}"
+    where = {"run": "of a run", "above_onset": "above the onset", "ladder": "over all levels"}
+    return f"the {name} {where.get(phase) or f'in phase {phase}'}"
 
 
 def against_of(comparison: ComparisonResult) -> str:
@@ -566,6 +574,21 @@ def _labelled(label: str, text: str | None) -> str | None:
     return f"{label}: {sentence(text)}" if text else None
 
 
+LADDER_LINES_MAX = 5
+"""Of the regime: onset, what runs out first, profiles, changes."""
+
+
+def ladder_lines(verdict: Verdict) -> list[str]:
+    """A ladder's answer for a terminal: onset, what runs out first, what the profiles reach, what each change does."""
+    if verdict.ladder is None:
+        return []
+    regime = verdict.ladder.regime
+    profiles = " ".join(line.removeprefix("Profile ") for line in regime if line.startswith("Profile "))
+    changes = [line for line in regime if " preemptions per 1,000 requests above the onset" in line]
+    said = [f"Ladder: {regime[0]} {regime[1]}", *([f"Profiles: {profiles}"] if profiles else [])]
+    return [*said, *(f"Change: {line}" for line in changes)][:LADDER_LINES_MAX]
+
+
 def ten_lines(verdict: Verdict, directory: str) -> list[str]:
     """At most ten lines that answer the protocol's question in a terminal. `directory`: where the results lie.
 
@@ -575,11 +598,17 @@ def ten_lines(verdict: Verdict, directory: str) -> list[str]:
     evidence = " ".join([f"Evidence: {sentence(evidence_text(verdict))}", *map(sentence, _of_the_client(verdict))])
     noise = _labelled("Limit", noise_text(primary_of(verdict.comparisons)))
     elsewhere = _labelled("Elsewhere", elsewhere_text(verdict))
+    if verdict.tier_budget is not None:
+        elsewhere = _labelled("RAM budget", verdict.tier_budget.advice)
     break_even = _labelled("Break-even", break_even_text(verdict.break_even))
     time, proof = _labelled("Time", time_text(verdict.time_budget)), _proof_line(verdict)
     end = [_labelled("Next", next_text(verdict)), f"Report: {one_line(directory.rstrip('/'))}/report.html"]
     lines: list[str | None]
-    if verdict.verdict == "INVALID":
+    ladder = ladder_lines(verdict)
+    if ladder:
+        # What is left of the ten lines goes to the effect and the proof.
+        lines = [first, _effect_line(verdict), *ladder, *([proof] if len(ladder) < LADDER_LINES_MAX else []), *end]
+    elif verdict.verdict == "INVALID":
         counts = f"Counts: {runs_text(verdict)}; {gates_text(verdict)}."
         lines = [first, *_gate_sentences(verdict, 4), counts, evidence, time, *end]
     elif verdict.verdict == "INCONCLUSIVE":

@@ -32,7 +32,9 @@ import kvtrial
 from kvtrial.analysis.answer import cause, ten_lines
 from kvtrial.analysis.export import write_summary
 from kvtrial.analysis.inputs import Request, read_request
+from kvtrial.analysis.laddering import ladder_lines
 from kvtrial.analysis.plan import findings, for_host, make_plan, requested_protocol
+from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.report import build_report
 from kvtrial.analysis.summary import to_frame
 from kvtrial.analysis.textfile import to_textfile
@@ -65,6 +67,7 @@ class Campaign(Struct, frozen=True):
     pins: dict[str, dict[str, str]]
     provenance: dict[str, Any]
     own_hit_share: float | None
+    prices: Prices | None = None
 
 
 class HostState(Struct, frozen=True):
@@ -106,7 +109,11 @@ def validate(raw: dict[str, Any]) -> None:
 
 
 def _read_traces(request: Request, protocol: Protocol) -> AbstractContextManager[Traces]:
-    return read_traces(request, protocol, [for_host(protocol, request.hosts[name]) for name in sorted(request.hosts)])
+    return read_traces(
+        request,
+        protocol,
+        [for_host(protocol, request.hosts[name], request.seed, name=name) for name in sorted(request.hosts)],
+    )
 
 
 @disk_errors_said()
@@ -204,6 +211,7 @@ def announcement(request: Request, plan: Plan, resumed: Path | None, traces: Tra
                 f"against no difference: BETTER also needs the whole interval beyond the margin{_margin(protocol)}, so "
                 f"a larger effect."
             )
+        lines += ladder_lines(host)
         if not request.hosts[host.host].facts:
             lines.append(f"{host.host}: not looked at; free RAM, ports and versions are checked when it runs.")
         for finding in findings(request.hosts[host.host], protocol):
@@ -242,6 +250,7 @@ def _create(results: Path, request: Request, plan: Plan, digest: str) -> Campaig
             "install_seconds": request.install_seconds,
         },
         own_hit_share=request.own_hit_share,
+        prices=request.prices,
     )  # fmt: skip
     (results / name).mkdir()
     write_atomically(results / name / "campaign.json", msgspec.json.format(msgspec.json.encode(campaign), indent=1))
@@ -509,6 +518,7 @@ def analyze(directory: Path) -> Verdict:
         campaign.campaign,
         campaign.plan,
         own_hit_share=campaign.own_hit_share,
+        prices=campaign.prices,
         install_seconds=campaign.provenance.get("install_seconds"),
         campaign_seconds=_campaign_seconds(directory),
         lost_hosts=lost_hosts_of(directory),

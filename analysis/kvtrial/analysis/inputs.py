@@ -6,9 +6,11 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
+from kvtrial.analysis.prices import Prices, refuse_prices
 from kvtrial.record.cpulist import cpu_list
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import Backend, IfControllerGone, Model
+from kvtrial.record.protocol import Objective
 
 T = TypeVar("T")
 
@@ -55,7 +57,9 @@ class HostInput(Struct, frozen=True, forbid_unknown_fields=True):
 class Request(Struct, frozen=True, forbid_unknown_fields=True):
     """What the user asked for. `project`: commit and dirty of the checkout that runs it.
 
-    `trace`: the file of requests to replay, relative to `working_dir`, where the user stands.
+    `trace`: the file of requests to replay, relative to `working_dir`, where the user stands. `ladder`, `objectives`
+    and `prices` are for protocols with a ladder: its levels, objectives by name beside or in place of the protocol's,
+    and what the user pays.
     """
 
     protocol: str
@@ -74,6 +78,9 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
     arrivals_per_minute: int | None = None
     trace: str | None = None
     working_dir: str = ""
+    ladder: list[int] | None = None
+    objectives: dict[str, Objective] = {}
+    prices: Prices | None = None
 
 
 def read_request(raw: dict[str, Any]) -> Request:
@@ -82,6 +89,8 @@ def read_request(raw: dict[str, Any]) -> Request:
     request = msgspec.structs.replace(_converted({**raw, "hosts": {}}, Request, ""), hosts=hosts)
     if request.own_hit_share is not None and not 0 <= request.own_hit_share <= 1:
         raise UnusableInput(f"own_hit_share={request.own_hit_share} must be a share from 0 to 1, such as 0.3 for 30 %.")
+    if request.prices is not None:
+        refuse_prices(request.prices)
     for name, host in hosts.items():
         _refuse_host_name(name)
         low, high = host.model.low_token_id, host.model.high_token_id

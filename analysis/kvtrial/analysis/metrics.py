@@ -9,6 +9,14 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from kvtrial.analysis.effect import Better
+from kvtrial.analysis.laddering import GROUPS
+from kvtrial.analysis.levels import (
+    pooled_quantile,
+    preemptions_per_1000_requests,
+    queue_seconds_per_request,
+    stall_seconds_per_request,
+    throughput,
+)
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.record import PhaseRecord, RunRecord
 
@@ -49,6 +57,8 @@ def find_metric(name: str) -> Metric:
 
 def _of_phase(field: str) -> Extract:
     def extract(record: RunRecord, phase: str) -> float | None:
+        if phase in GROUPS:
+            return _OF_LEVELS[field](record, phase) if field in _OF_LEVELS else None
         found = find_phase(record, phase)
         value: float | None = None if found is None else getattr(found, field)
         return value
@@ -56,16 +66,18 @@ def _of_phase(field: str) -> Extract:
     return extract
 
 
+_OF_LEVELS: dict[str, Extract] = {
+    "ttft_median_seconds": pooled_quantile(lambda request: request.ttft_seconds, 0.5),
+    "ttft_p95_seconds": pooled_quantile(lambda request: request.ttft_seconds, 0.95),
+    "e2e_median_seconds": pooled_quantile(lambda request: request.e2e_seconds, 0.5),
+    "e2e_p95_seconds": pooled_quantile(lambda request: request.e2e_seconds, 0.95),
+    "output_throughput_tokens_per_second": throughput,
+}
+"""How a field of a phase is read of several levels together: quantiles over all their requests."""
+
+
 def _ram_used_peak(record: RunRecord, phase: str) -> float | None:
     return None if record.samples is None else float(record.samples.ram_used_peak_bytes)
-
-
-def _preemptions_per_1000_requests(record: RunRecord, phase: str) -> float | None:
-    found = find_phase(record, phase)
-    if found is None or found.finished == 0:
-        return None
-    preemptions = delta(found, "preemptions")
-    return None if preemptions is None else 1000 * preemptions / found.finished
 
 
 def _registry(*metrics: Metric) -> dict[str, Metric]:
@@ -86,5 +98,9 @@ METRICS = _registry(
         _of_phase("output_throughput_tokens_per_second"),
     ),
     Metric("ram_used_peak_bytes", "bytes", "lower", _ram_used_peak, whole_run=True),
-    Metric("preemptions_per_1000_requests", "preemptions per 1,000 requests", "lower", _preemptions_per_1000_requests),
+    Metric("e2e_p95_seconds", "seconds", "lower", _of_phase("e2e_p95_seconds")),
+    Metric("longest_gap_p95_seconds", "seconds", "lower", pooled_quantile(lambda r: r.longest_gap_seconds, 0.95)),
+    Metric("stall_seconds_per_request", "seconds", "lower", stall_seconds_per_request),
+    Metric("queue_seconds_per_request", "seconds", "lower", queue_seconds_per_request),
+    Metric("preemptions_per_1000_requests", "preemptions per 1,000 requests", "lower", preemptions_per_1000_requests),
 )

@@ -2,16 +2,28 @@
 
 import math
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from kvtrial.analysis.check import Finding, check_launches
 from kvtrial.analysis.effect import mde
 from kvtrial.analysis.inputs import CHOSEN_SIZES, HostInput, Request, model_of
+from kvtrial.analysis.laddering import (
+    answer_seconds,
+    arm_onset,
+    is_level,
+    lengths_of,
+    levels_for,
+    refuse_arms,
+    with_levels,
+)
 from kvtrial.analysis.launch import TRANSFER, merged_args, render
 from kvtrial.analysis.protocols import check_pairs, load_protocol, only_arms, resolve, with_sizes
+from kvtrial.analysis.tiers import with_tier_sizes
 from kvtrial.analysis.workingset import (
     PhaseNeed,
     RunNeeds,
@@ -30,6 +42,7 @@ from kvtrial.record.plan import (
     Capacity,
     Estimate,
     HostPlan,
+    LadderPlan,
     Launch,
     Limits,
     PhasePlan,
@@ -49,6 +62,7 @@ ENGINE_RAM_BYTES = {"cpu": 5 * GIB // 2, "cuda": 8 * GIB}
 ASSUMED_LOG_RATIO_SD = {"cpu": 0.15, "cuda": 0.04}
 """Of a pair's log ratio, before any A/A run on the host: what was seen on two CPU cores and on one H200."""
 ASSUMED_START_SECONDS = {"cpu": 18.0, "cuda": 75.0}
+ASSUMED_STEP_SECONDS = {"cpu": 0.0025, "cuda": 0.01}
 ASSUMED_TOKENS_PER_SECOND = {"cpu": 2000.0, "cuda": 30000.0}
 DEFAULT_LIMITS = {
     "start_timeout_seconds": 600.0,
@@ -67,9 +81,15 @@ def make_plan(request: Request, protocol: Protocol, traces: Traces = NO_TRACES) 
 
     `traces`: those that the protocol replays, as read_traces gives them.
     """
-    protocols = {name: for_host(protocol, host) for name, host in request.hosts.items()}
+    protocols, works = {}, {}
+    for name, host in request.hosts.items():
+        refuse_arms(name, host, protocol)
+        protocols[name] = for_host(protocol, host, request.seed, name=name)
+        works[name] = {
+            arm: for_host(protocol, host, request.seed, arm, name) for arm, spec in protocol.arms.items() if spec.sizes
+        }
     known: dict[bytes, RunNeeds] = {}
-    planned = [_host_plan(name, request, protocols[name], traces, known) for name in sorted(request.hosts)]
+    planned = [_host_plan(name, request, protocols[name], traces, known, works[name]) for name in sorted(request.hosts)]
     any_host = sorted(request.hosts)[0]
     return Plan(
         schema_version=SCHEMA_VERSION,
@@ -104,8 +124,19 @@ def requested_protocol(request: Request) -> Protocol:
             )
     if request.arrivals_per_minute is not None:
         protocol = _at_own_rate(protocol)
+    if protocol.ladder and request.ladder is not None:
+        protocol = msgspec.structs.replace(
+            protocol, ladder=msgspec.structs.replace(protocol.ladder, levels=request.ladder)
+        )
+    if protocol.ladder and request.objectives:
+        objectives = {**protocol.ladder.objectives, **request.objectives}
+        protocol = msgspec.structs.replace(
+            protocol, ladder=msgspec.structs.replace(protocol.ladder, objectives=objectives)
+        )
     if request.arms is not None:
         protocol = only_arms(protocol, request.arms)
+    elif protocol.ladder:
+        protocol = only_arms(protocol, protocol.ladder.default_arms)
     if request.pairs is not None:
         check_pairs(request.pairs)
         protocol = msgspec.structs.replace(protocol, pairs=dict.fromkeys(("cpu", "gpu"), request.pairs))
@@ -134,9 +165,39 @@ def _chosen_protocol(request: Request) -> str:
     return name if form and (Path(request.protocols_dir) / f"{name}.yml").is_file() else request.protocol
 
 
-def for_host(protocol: Protocol, host: HostInput) -> Protocol:
-    """The protocol with a host's sizes and without the phases that its vLLM can't do."""
-    return resolve(with_sizes(protocol, host.sizes), host.vllm_version)
+def for_host(protocol: Protocol, host: HostInput, seed: int = 0, arm: str | None = None, name: str = "") -> Protocol:
+    """The protocol with a host's sizes and without the phases that its vLLM can't do; a ladder with its levels.
+
+    `arm`: with the sizes of that arm for what is sent; the levels are the control's all the same.
+    """
+    sized = with_sizes(protocol, host.sizes)
+    if sized.tiers:
+        sized = with_tier_sizes(
+            sized, _capacity(name, host, resolve(sized, host.vllm_version)), sized.sizes["chunk_tokens"]
+        )
+    if sized.ladder:
+        sized = _with_levels(sized, host, seed, name)
+    if arm is not None:
+        sized = with_sizes(sized, dict(protocol.arms[arm].sizes or {}))
+    return resolve(sized, host.vllm_version)
+
+
+def _with_levels(protocol: Protocol, host: HostInput, seed: int, name: str) -> Protocol:
+    """The protocol with the levels of its ladder, around the onset predicted for the control on this host."""
+    assert protocol.ladder
+    resolved = resolve(protocol, host.vllm_version)
+    capacity = _capacity(name, host, resolved)
+    phase = _ladder_phase(name, seed, host, resolved, capacity.block_tokens, protocol.ladder.phase)
+    onset = arm_onset(host, resolved, protocol.control, phase, capacity.usable_gpu_blocks, capacity.block_tokens)
+    return with_levels(protocol, levels_for(name, protocol.ladder, onset, len(lengths_of(phase))), onset)
+
+
+def _ladder_phase(
+    name: str, seed: int, host: HostInput, protocol: Protocol, block_tokens: int, phase: str
+) -> PhasePlan:
+    """A phase of the ladder as the first pair sends it."""
+    phases = _phases(name, seed, 1, host, protocol, block_tokens, NO_TRACES)
+    return next(plan for plan in phases if plan.name == phase)
 
 
 def findings(host: HostInput, protocol: Protocol) -> list[Finding]:
@@ -184,21 +245,31 @@ def _refuse_memory(host_name: str, host: HostInput, protocol: Protocol) -> None:
 
 
 def _host_plan(
-    name: str, request: Request, protocol: Protocol, traces: Traces, known: dict[bytes, RunNeeds]
+    name: str,
+    request: Request,
+    protocol: Protocol,
+    traces: Traces,
+    known: dict[bytes, RunNeeds],
+    works: Mapping[str, Protocol],
 ) -> tuple[HostPlan, float]:
-    """The host's part of the plan, and the seconds that it will take. `known`: needs that were counted already."""
+    """The host's part of the plan, and the seconds that it will take.
+
+    `known`: needs that were counted already. `works`: the protocol as arms have it that send something else.
+    """
     host = request.hosts[name]
     refuse(name, host, protocol)
     launches = _guarded({arm: render(host, arm, spec) for arm, spec in protocol.arms.items()}, host)
     capacity = _capacity(name, host, protocol)
-    runs = _runs(name, request.seed, host, protocol, capacity.block_tokens, traces)
+    runs = _runs(name, request.seed, host, protocol, capacity.block_tokens, traces, works)
     needs = _needs(request.seed, host, protocol, capacity.block_tokens, traces, known)
     extras = _extras(host, protocol)
     for run in runs[: len(protocol.arms)]:
         declared = str(protocol.gates.get("working_set", {}).get("tier_scope", "run"))
         refuse_working_set(name, protocol, run.arm, needs, capacity, tier_scope(declared, extras.get(run.arm, {})))
     _refuse_length(name, host, protocol, needs)
-    seconds = _seconds(runs, needs, host.backend)
+    seconds = _seconds(runs, needs, host.backend) + sum(
+        answer_seconds(run.phases, ASSUMED_STEP_SECONDS[host.backend]) for run in runs if not run.spare
+    )
     limits = {**DEFAULT_LIMITS, "deadline_seconds": max(1800.0, 3 * seconds), **host.limits}
     allowed = [name for name in Limits.__struct_fields__ if name != "foreign_cpu_share_max"]
     if unknown := set(limits) - set(allowed):
@@ -225,6 +296,7 @@ def _host_plan(
         limits=msgspec.convert(limits, type=Limits, strict=False),
         if_controller_gone=host.if_controller_gone,
         client_cpus=host.client_cpus,
+        ladder=_ladder_plan(name, host, protocol, capacity, runs) if protocol.ladder else UNSET,
     )
     return plan, seconds
 
@@ -241,6 +313,22 @@ def _needs(
     if key not in known:
         known[key] = run_needs(phases, block_tokens, traces.folder)
     return known[key]
+
+
+def _ladder_plan(name: str, host: HostInput, protocol: Protocol, capacity: Capacity, runs: list[RunPlan]) -> LadderPlan:
+    """The levels, and the onset predicted for each arm whose KV cache has a known size."""
+    onset, usable = {}, {}
+    levels: dict[str, int] = {}
+    for run in runs[: len(protocol.arms)]:
+        steps = [phase for phase in run.phases if is_level(protocol, phase.name)]
+        levels = {phase.name: phase.concurrency for phase in steps}
+        args = merged_args(host, protocol.arms[run.arm])
+        blocks = _known_blocks(host, args, capacity.block_tokens)
+        # Which of several engines gets a request is for vLLM to decide, so nothing is predicted of them together.
+        if blocks is not None and int(args.get("data-parallel-size", 1)) == 1:
+            usable[run.arm] = blocks - RESERVED_BLOCKS
+            onset[run.arm] = arm_onset(host, protocol, run.arm, steps[0], usable[run.arm], capacity.block_tokens)
+    return LadderPlan(levels=levels, onset=onset, usable_gpu_blocks=usable)
 
 
 def _guarded(launches: dict[str, Launch], host: HostInput) -> dict[str, Launch]:
@@ -301,12 +389,18 @@ def _capacity(name: str, host: HostInput, protocol: Protocol) -> Capacity:
     )  # fmt: skip
 
 
-def _gpu_blocks(name: str, host: HostInput, args: dict[str, Any], block: int) -> int:
+def _known_blocks(host: HostInput, args: dict[str, Any], block: int) -> int | None:
     if "num-gpu-blocks-override" in args:
         return int(args["num-gpu-blocks-override"])
     if "kv-cache-memory-bytes" in args:
         size = human_int(str(args["kv-cache-memory-bytes"]), "kv-cache-memory-bytes")
         return size // (block * host.model.kv_bytes_per_token)
+    return None
+
+
+def _gpu_blocks(name: str, host: HostInput, args: dict[str, Any], block: int) -> int:
+    if known := _known_blocks(host, args, block):
+        return known
     raise UnusableInput(
         f"host {name}: the size of the GPU KV cache is left to the engine, so nobody can say how much pressure "
         f"evicts a prefix; set num-gpu-blocks-override or kv-cache-memory-bytes in kvtrial_engine_args."
@@ -386,7 +480,13 @@ def _refuse_tier(host: str, arm: str, stored: int, capacity: Capacity, most: flo
 
 
 def _runs(
-    host_name: str, seed: int, host: HostInput, protocol: Protocol, block_tokens: int, traces: Traces
+    host_name: str,
+    seed: int,
+    host: HostInput,
+    protocol: Protocol,
+    block_tokens: int,
+    traces: Traces,
+    works: Mapping[str, Protocol] | None = None,
 ) -> list[RunPlan]:
     """Planned pairs in ABBA order, then spare pairs. Arms beside the control make one pair each with it, in turn."""
     kind = "gpu" if host.backend == "cuda" else "cpu"
@@ -405,7 +505,9 @@ def _runs(
                     position=position,
                     arm=arm,
                     spare=number > pairs,
-                    phases=_phases(host_name, seed, number, host, protocol, block_tokens, traces),
+                    phases=_phases(
+                        host_name, seed, number, host, (works or {}).get(arm, protocol), block_tokens, traces
+                    ),
                 )
             )
     return runs
@@ -425,6 +527,8 @@ def _phases(
         if name in used
     }
     plans = [_phase(phase, pair, sets, workloads, seeds) for phase in protocol.phases]
+    if protocol.ladder:
+        plans = [_watched(plan, protocol) for plan in plans]
     blocks = list(dict.fromkeys(plan.block for plan in plans))
     alternating = [block for block in blocks if block in protocol.alternate_blocks]
     if pair % 2 == 0:
@@ -464,6 +568,17 @@ def _phase(
         kv_transfer_params=phase.kv_transfer_params,
         workload=workloads[phase.workload] if phase.workload else None,
         arrivals=arrivals_plan(phase, f"{seeds.tokens}/arrivals"),
+        stop_after=int(phase.stop_after or 0),
+        reset=bool(phase.reset),
+    )
+
+
+def _watched(plan: PhasePlan, protocol: Protocol) -> PhasePlan:
+    """A level of the ladder with what is watched and kept of it."""
+    if not protocol.ladder or not is_level(protocol, plan.name):
+        return plan
+    return msgspec.structs.replace(
+        plan, watch_seconds=protocol.ladder.watch_seconds, stall_multiple=protocol.ladder.stall_multiple
     )
 
 

@@ -10,10 +10,11 @@ import yaml
 from msgspec import UNSET
 
 from kvtrial.analysis.gates import validate_gates
+from kvtrial.analysis.laddering import GROUPS, with_ladder_comparisons, with_primary
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.workloads import MOST_REQUESTS, refuse_impossible_workloads
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.protocol import Closed, Mix, Phase, Protocol, Recorded, Trace
+from kvtrial.record.protocol import Arm, Closed, Mix, Phase, Protocol, Recorded, Trace
 from kvtrial.record.trace import MOST_TOKENS
 from kvtrial.record.version import refuse_newer
 from kvtrial.record.versions import within
@@ -47,7 +48,7 @@ def load_protocol(name: str, folder: Path) -> Protocol:
         protocol = msgspec.convert(raw, type=Protocol)
     except msgspec.ValidationError as error:
         raise UnusableInput(f"protocol {name}: {error}; see playbooks/protocols/README.md for the fields.") from None
-    protocol = with_ladders(protocol)
+    protocol = with_ladder_comparisons(with_ladders(protocol))
     check_protocol(protocol)
     return protocol
 
@@ -141,8 +142,9 @@ def check_protocol(protocol: Protocol) -> None:
             if arm not in protocol.arms:
                 raise one_of(arm, list(protocol.arms), f"{where}: arm", "Compare arms of the protocol.")
         for phase_name in (comparison.phase, comparison.against_phase):
-            if phase_name is not None and phase_name not in [*phases, "run"]:
-                raise one_of(phase_name, [*phases, "run"], f"{where}: phase", "Compare phases of the protocol.")
+            if phase_name is not None and phase_name not in [*phases, *_groups(protocol)]:
+                known = [*phases, *_groups(protocol)]
+                raise one_of(phase_name, known, f"{where}: phase", "Compare phases of the protocol.")
         find_metric(comparison.metric)
     primaries = sum(comparison.role == "primary" for comparison in protocol.comparisons)
     if primaries != 1:
@@ -155,6 +157,11 @@ def check_protocol(protocol: Protocol) -> None:
         if block not in {phase.block for phase in protocol.phases}:
             raise one_of(block, sorted({p.block for p in protocol.phases}), f"{where}: block", "Alternate its blocks.")
     validate_gates(protocol)
+
+
+def _groups(protocol: Protocol) -> tuple[str, ...]:
+    """Names that stand for several phases in a comparison."""
+    return ("run", *GROUPS) if protocol.ladder else ("run",)
 
 
 def _check_workloads(protocol: Protocol, where: str) -> None:
@@ -227,6 +234,7 @@ def only_arms(protocol: Protocol, arms: list[str]) -> Protocol:
             raise one_of(arm, list(protocol.arms), "arm", f"Arms are those of protocol {protocol.name}.")
     kept = {protocol.control, *arms}
     comparisons = [c for c in protocol.comparisons if {c.arm, c.against} <= kept]
+    comparisons = with_primary(msgspec.structs.replace(protocol, comparisons=comparisons)).comparisons
     if not any(c.role == "primary" for c in comparisons):
         raise UnusableInput(
             f"with arms {', '.join(sorted(kept))} protocol {protocol.name} has no primary comparison left; add "
@@ -240,10 +248,10 @@ def resolve(protocol: Protocol, vllm_version: str) -> Protocol:
     """The protocol with every `$name` replaced by its size, and without the phases that this vLLM can't do."""
     sizes = protocol.sizes
     phases = [_filled(phase, sizes) for phase in protocol.phases if within(vllm_version, phase.since_vllm, None)]
-    kept = {phase.name for phase in phases} | {"run"}
+    kept = {phase.name for phase in phases} | set(_groups(protocol))
     resolved = msgspec.structs.replace(
         protocol,
-        arms={name: msgspec.structs.replace(arm, args=_fill(arm.args, sizes)) for name, arm in protocol.arms.items()},
+        arms={name: _filled_arm(arm, sizes) for name, arm in protocol.arms.items()},
         prompt_sets={name: _filled(prompts, sizes) for name, prompts in protocol.prompt_sets.items()},
         phases=phases,
         workloads={name: _filled(workload, sizes) for name, workload in protocol.workloads.items()}
@@ -255,6 +263,13 @@ def resolve(protocol: Protocol, vllm_version: str) -> Protocol:
     )
     _refuse_impossible_sizes(resolved)
     return resolved
+
+
+def _filled_arm(arm: Arm, sizes: dict[str, int]) -> Arm:
+    """An arm with its `$name`s replaced, its own sizes before the protocol's."""
+    own = {**sizes, **(arm.sizes or {})}
+    changed = msgspec.structs.replace(arm, args=_fill(arm.args, own))
+    return msgspec.structs.replace(changed, costs=_filled(arm.costs, own)) if arm.costs else changed
 
 
 def _refuse_impossible_sizes(protocol: Protocol) -> None:

@@ -51,6 +51,11 @@ def _action(
         if evidence == "cpu":
             why += "; on a CPU engine, so run the same protocol on a GPU host before you decide for one"
         return keep, why
+    if primary is not None and primary.moved and primary.metric.startswith("preemptions"):
+        return (
+            f"do not adopt {arm}",
+            "it takes the preemptions away and lets requests queue for as long: the delay only moved",
+        )
     if worse_guards:
         guards = ", ".join(f"{guard.metric} of {guard.phase}" for guard in worse_guards)
         return (

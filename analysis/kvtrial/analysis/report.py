@@ -16,6 +16,8 @@ from markupsafe import Markup, escape
 from msgspec import Struct
 
 from kvtrial.analysis import answer, plots
+from kvtrial.analysis.report_ladder import HEADS as LADDER_HEADS
+from kvtrial.analysis.report_ladder import ladder_tables, time_lines
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import PhaseRecord, RunRecord
 from kvtrial.record.verdict import BreakEven, ComparisonResult, FoundBreakEven, Verdict
@@ -104,6 +106,10 @@ def build_report(
     used = _used(ordered)
     css = environment.get_template("report.css").render()
     page = environment.get_template("report.html.j2").render(
+        ladder_tables=ladder_tables(verdict.ladder),
+        ladder_words=verdict.ladder.regime if verdict.ladder else [],
+        ladder_heads=LADDER_HEADS,
+        ladder_lines=time_lines(records, protocol.control) if verdict.ladder else [],
         css=Markup(css),
         verdict=verdict,
         protocol=protocol,

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from kvtrial.analysis.breakeven import break_even
 from kvtrial.analysis.compare import blank_result
 from kvtrial.analysis.effect import Interval, decide, outward
-from kvtrial.analysis.faults import MAX_PAIR_GAP_SECONDS
+from kvtrial.analysis.faults import MAX_PAIR_GAP_SECONDS, Pair
 from kvtrial.analysis.fleet import LEAST_HOSTS, combine, odd_hosts
 from kvtrial.analysis.gates.conditions import calibration_caveat
 from kvtrial.analysis.hostverdict import (
@@ -19,10 +19,15 @@ from kvtrial.analysis.hostverdict import (
     with_moved,
     without_effect,
 )
+from kvtrial.analysis.ladder import host_ladder
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.mixes import declared_shares, saturated_phases
+from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.recommend import caveats_of, recommend
+from kvtrial.analysis.regime import regime_of
+from kvtrial.analysis.tiers import tier_budget
 from kvtrial.analysis.timebudget import time_budget
+from kvtrial.record.ladder import LadderResult
 from kvtrial.record.plan import Plan
 from kvtrial.record.protocol import Comparison, Protocol
 from kvtrial.record.record import Evidence, RunRecord
@@ -45,14 +50,15 @@ def conclude(
     install_seconds: float | None = None,
     campaign_seconds: float | None = None,
     lost_hosts: Sequence[str] = (),
+    prices: Prices | None = None,
 ) -> Verdict:
     """The verdict of a campaign.
 
     `protocol` as resolved for the campaign; `planned` gives the hosts and runs that should be there (else those that
     are there count) and the longest gap inside a pair. `margins`: metric name → margin, in place of the protocol's.
-    `own_hit_share`: the user's share of requests that return, 0..1. `lost_hosts`: hosts that should have been planned
-    and could not be; they count as planned hosts without records. Raises UnusableInput for a protocol that can't be
-    judged (an unknown gate or metric), never for records.
+    `prices`: the user's, for a ladder. `own_hit_share`: the user's share of requests that return, 0..1. `lost_hosts`:
+    hosts that should have been planned and could not be; they count as planned hosts without records. Raises
+    UnusableInput for a protocol that can't be judged (an unknown gate or metric), never for records.
     """
     protocol = _with_margins(protocol, margins or {})
     hosts = _hosts(records_by_host, planned)
@@ -66,6 +72,8 @@ def conclude(
         )
         for host in hosts
     }
+    if protocol.ladder:
+        outcomes = {host: _with_ladder(protocol, host, outcome, planned, prices) for host, outcome in outcomes.items()}
     lost = [host for host in lost_hosts if host not in outcomes]
     outcomes |= {host: _lost(protocol, host) for host in lost}
     records = [record for host in hosts for record in records_by_host.get(host, ())]
@@ -76,6 +84,8 @@ def conclude(
     if word == "INVALID":
         comparisons = [without_effect(result, "INVALID", reason) for result in comparisons]
     comparisons = with_moved(agreeing(comparisons, word))
+    if protocol.ladder:
+        comparisons = with_ledger_moved(comparisons, [outcome.verdict.ladder for outcome in counted.values()])
     if evidence == "cpu" and word != "INVALID":
         shown = "" if word == "INCONCLUSIVE" else "shown on a "
         reason += f"; {shown}CPU engine: this is about the mechanism, its times say nothing about GPUs"
@@ -93,6 +103,8 @@ def conclude(
         recommendation=recommend(protocol, word, reason, evidence, comparisons, records, pairs_needed),
         break_even=_break_even(protocol, outcomes, counted, own_hit_share) if word != "INVALID" else None,
         time_budget=time_budget(records, install_seconds, campaign_seconds) if records else None,
+        tier_budget=tier_budget(protocol, _all_pairs(counted), comparisons) if word != "INVALID" else None,
+        ladder=_lowest([outcome.verdict.ladder for outcome in outcomes.values()]),
         caveats=[
             *caveats_of(protocol, evidence, comparisons),
             *(f"{host}: {LOST}; it counts as a planned host without records" for host in lost),
@@ -102,6 +114,49 @@ def conclude(
             *_odd_host_caveats(protocol, counted, records_by_host),
         ],
     )
+
+
+def _with_ladder(
+    protocol: Protocol, host: str, outcome: HostOutcome, planned: Plan | None, prices: Prices | None
+) -> HostOutcome:
+    """The host's outcome with its ladder; none is drawn from what is INVALID."""
+    if outcome.verdict.verdict == "INVALID":
+        return outcome
+    part = None if planned is None else next((entry for entry in planned.hosts if entry.host == host), None)
+    ladder = host_ladder(
+        protocol, host, outcome.pairs.valid, outcome.verdict.comparisons, part.ladder or None if part else None, prices
+    )
+    if ladder is None:
+        return outcome
+    ladder = replace(ladder, regime=regime_of(ladder, protocol.control))
+    compared = with_ledger_moved(outcome.verdict.comparisons, [ladder])
+    return replace(outcome, verdict=replace(outcome.verdict, ladder=ladder, comparisons=compared))
+
+
+def with_ledger_moved(
+    results: Sequence[ComparisonResult], ladders: Sequence[LadderResult | None]
+) -> list[ComparisonResult]:
+    """`moved` of the comparisons of preemptions by the ledger: where it is said of a host, it is said."""
+    found: dict[str, bool] = {}
+    for arm in (arm for ladder in ladders if ladder is not None for arm in ladder.arms):
+        if arm.moved is not None:
+            found[arm.arm] = found.get(arm.arm, False) or arm.moved
+    return [
+        replace(result, moved=found[result.arm])
+        if result.metric.startswith("preemptions") and result.arm in found
+        else result
+        for result in results
+    ]
+
+
+def _all_pairs(counted: Mapping[str, HostOutcome]) -> list[Pair]:
+    return [pair for outcome in counted.values() for pair in outcome.pairs.valid]
+
+
+def _lowest(ladders: Sequence[LadderResult | None]) -> LadderResult | None:
+    """Of several hosts' ladders the one whose requests are preempted first."""
+    known = [ladder for ladder in ladders if ladder is not None]
+    return min(known, key=lambda ladder: (ladder.onset_measured is None, ladder.onset_measured or 0), default=None)
 
 
 def _lost(protocol: Protocol, host: str) -> HostOutcome:

@@ -19,6 +19,7 @@ import httpx
 import msgspec
 
 from kvtrial.host.keeper import EngineExit, EngineProcess, KeeperSpec, reap_leftover
+from kvtrial.host.memory import MemoryWatch
 from kvtrial.host.processes import (
     all_processes,
     is_alive,
@@ -31,6 +32,7 @@ from kvtrial.record.cpulist import as_list, cpu_list
 from kvtrial.record.enginelog import diagnose, engine_facts
 from kvtrial.record.exposition import parse_page, read_page
 from kvtrial.record.launchfacts import flatten
+from kvtrial.record.oom import OutOfMemory, tell_apart
 from kvtrial.record.plan import HostPlan, Launch, Model
 from kvtrial.record.record import Fault, Resolved
 
@@ -74,6 +76,7 @@ class Engine:
             engine_cpus=cpus,
         )
         (directory / "keeper.json").write_bytes(msgspec.json.encode(spec))
+        self.memory = MemoryWatch()
         self.keeper = subprocess.Popen(
             [sys.executable, "-m", "kvtrial.host.keeper", str(directory)],
             stdin=subprocess.PIPE,
@@ -184,16 +187,24 @@ class Engine:
         """An engine fault with the log's last lines and, where known, cause and fix."""
         text = self.log_text()
         known = diagnose(text, self.plan.vllm_version)
+        cause, fix = (known.cause, known.fix) if known else (None, None)
+        if killed := self._killed_for_memory(known.class_ if known else None):
+            cause, fix = f"{killed.sentence} ({killed.evidence})", killed.do
         lines = [line for line in text.splitlines() if line.strip()]
         return Fault(
             origin="engine",
             fault=name,
             phase=phase,
             detail=detail,
-            cause=known.cause if known else None,
-            fix=known.fix if known else None,
+            cause=cause,
+            fix=fix,
             log_tail=lines[-LOG_TAIL_LINES:],
         )
+
+    def _killed_for_memory(self, log_class: str | None) -> OutOfMemory | None:
+        """Whether the kernel killed a process for memory since the start: its log can't say so, and its parent errs."""
+        told = tell_apart(log_class, self.memory.before, self.memory.now(), self.memory.new_lines())
+        return told if told.kind in ("kernel_oom_killer", "cgroup_limit") else None
 
     def request_stop(self) -> None:
         """Tell the keeper to end the engine; returns at once. Safe in a signal handler."""

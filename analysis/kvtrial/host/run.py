@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from kvtrial.host.conditions import read_conditions
 from kvtrial.host.engine import Engine, RunFault, refuse_port, routable
 from kvtrial.host.keeper import EngineExit
 from kvtrial.host.phases import Scrape, phase_record, run_phase, settled_scrape, write_scrapes
+from kvtrial.host.pressure import PressureWatch, RunLedger, reset_caches
 from kvtrial.record.calibration import Calibration
 from kvtrial.record.hazards import watch_log
-from kvtrial.record.load import ResultsWriter
+from kvtrial.record.load import RequestResult, ResultsWriter
 from kvtrial.record.plan import HostPlan, PhasePlan, RunPlan
 from kvtrial.record.record import (
     Evidence,
@@ -80,6 +82,7 @@ class _Facts:
         self.scrape_seconds = 0.0
         self.fault: Fault | None = None
         self.standin = False
+        self.ledger = RunLedger()
 
 
 def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
@@ -143,7 +146,7 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
         conditions=conditions,
         times=_times(facts, exit_facts, ended),
         samples=exit_facts.samples if exit_facts else None,
-        phases=facts.phases,
+        phases=facts.ledger.attached(facts.phases),
         watch_hits=[
             WatchHit(hazard=hit.hazard, evidence=hit.line)
             for hit in watch_log(served_log.splitlines(), context.plan.vllm_version)
@@ -194,22 +197,35 @@ def _one_phase(
     """One phase; its closing scrape is returned, to open the next. Raises RunFault when the engine failed in it."""
     plan, base_url = context.plan, engine.base_url
     try:
+        reset = reset_caches(base_url, plan.vllm_version, engine.launch.connector) if phase.reset else None
         before = boundary or settled_scrape(base_url, plan.vllm_version, plan.model.name)
-        outcome, found = run_phase(
-            phase,
-            engine.launch,
-            plan.limits,
-            context.folder,
-            lambda result: results.write(phase.name, result),
-            calibration_id=context.calibration.calibration_id if context.calibration else None,
-            pinning=pinning,
-            spool_directory=directory,
-        )
+        if phase.stall_multiple:
+            facts.ledger.begin(phase.name, phase.stall_multiple)
+
+        def take(result: RequestResult) -> None:
+            results.write(phase.name, result)
+            facts.ledger.take(phase.name, result)
+
+        watch = PressureWatch(base_url, plan.vllm_version, phase.watch_seconds) if phase.watch_seconds else None
+        with watch or nullcontext():
+            outcome, found = run_phase(
+                phase,
+                engine.launch,
+                plan.limits,
+                context.folder,
+                take,
+                calibration_id=context.calibration.calibration_id if context.calibration else None,
+                pinning=pinning,
+                spool_directory=directory,
+            )
         after = settled_scrape(base_url, plan.vllm_version, plan.model.name)
     except httpx.HTTPError as error:
         raise RunFault(_why_failed(engine, phase.name, f"/metrics does not answer: {error!r}", context)) from error
     facts.scrape_seconds += after.seconds + (0.0 if boundary else before.seconds)
     record = phase_record(phase, before, after, outcome, found)
+    if watch or reset:
+        points = watch.points(outcome.started_monotonic_ns, before.values.get("preemptions")) if watch else []
+        record = msgspec.structs.replace(record, reset=reset, pressure=points)
     facts.phases.append(record)
     write_scrapes(directory / "metrics", phase.name, before, after)
     if record.failed:

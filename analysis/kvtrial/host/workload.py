@@ -5,6 +5,7 @@ import random
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from kvtrial.record.load import LoadSpec, RequestSpec
 from kvtrial.record.plan import HostPlan, Launch, Limits, MixPlan, PhasePlan, PromptPlan, files_of_traces
@@ -54,7 +55,16 @@ def phase_requests(phase: PhasePlan, folder: Path) -> Iterator[RequestSpec]:
             scheduled_seconds=shape.scheduled_seconds,
             after=shape.after,
             pause_seconds=shape.pause_seconds,
+            **_ending(phase, shape),
         )
+
+
+def _ending(phase: PhasePlan, shape: RequestShape) -> dict[str, Any]:
+    """How an answer is made to end before its limit, where the phase asks for that: at the lowest id of the prompts."""
+    made = phase.prompts or phase.workload
+    if not 0 < phase.stop_after < shape.max_tokens or made is None or isinstance(made, MixPlan):
+        return {}
+    return {"stop_after": phase.stop_after, "stop_token_id": made.low_id}
 
 
 def _prompt(phase: PhasePlan, shape: RequestShape, source: Source) -> tuple[list[int] | None, str | None]:

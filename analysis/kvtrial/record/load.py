@@ -40,6 +40,9 @@ class RequestSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     `after` is the key of an earlier request of the same phase that must have ended first (the turn before in a
     conversation); this one is then due `pause_seconds` after that end, also where the earlier one failed.
+
+    With `stop_after` below `max_tokens` the answer ends after exactly so many tokens: `stop_token_id`, which ends it,
+    is forbidden before and then the likeliest of all.
     """
 
     key: str
@@ -52,6 +55,8 @@ class RequestSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     ignore_eos: bool = True
     after: str | None = None
     pause_seconds: float = 0.0
+    stop_after: int | None = None
+    stop_token_id: int | None = None
 
 
 class LoadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

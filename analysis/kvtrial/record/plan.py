@@ -138,6 +138,10 @@ class PhasePlan(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     Exactly one of `prompts` and `workload` is given; with a workload other than mix `max_tokens` is 0 and each request
     has its own. `arrivals` None: `concurrency` requests in flight. Fields with a default are left out of the plan's
     bytes, so that older plans keep their hash.
+
+    `stop_after` above 0: answers end after so many tokens, before their limit. `reset`: the engine's caches are emptied
+    before the phase. `watch_seconds` above 0: running, waiting, KV use and preemptions are read at that interval.
+    `stall_multiple` above 0: the phase gets a ledger, a gap above this multiple of the run's median being a stall.
     """
 
     name: str
@@ -150,6 +154,10 @@ class PhasePlan(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     kv_transfer_params: dict[str, int] | None
     workload: WorkloadPlan | None = None
     arrivals: ArrivalsPlan | None = None
+    stop_after: int = 0
+    reset: bool = False
+    watch_seconds: float = 0.0
+    stall_multiple: float = 0.0
 
 
 class RunPlan(Struct, frozen=True, forbid_unknown_fields=True):
@@ -205,6 +213,33 @@ class Capacity(Struct, frozen=True, forbid_unknown_fields=True):
     chunk_tokens: dict[str, int]
 
 
+class OnsetPlan(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where preemption is predicted to begin, in requests in flight.
+
+    `kind` exact: at `low` = `high`, `last_safe` + 1. range: up to `last_safe` any choice of the requests fits, at
+    `high` at the latest every replay of their order has preempted. never: `low` and `high` are None, the mix can only
+    queue.
+    """
+
+    kind: Literal["exact", "range", "never"]
+    low: int | None
+    high: int | None
+    last_safe: int
+    why: str
+
+
+class LadderPlan(Struct, frozen=True, forbid_unknown_fields=True):
+    """The levels of a ladder of concurrencies, by phase in their order, and what is predicted for each arm.
+
+    An arm whose KV cache is sized by the engine itself, or that has several engines, has no prediction.
+    `usable_gpu_blocks` by arm, as planned.
+    """
+
+    levels: dict[str, int]
+    onset: dict[str, OnsetPlan]
+    usable_gpu_blocks: dict[str, int]
+
+
 class HostPlan(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One host's part of the plan; all that the host program needs.
 
@@ -226,6 +261,7 @@ class HostPlan(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     limits: Limits
     if_controller_gone: IfControllerGone
     client_cpus: str = "auto"
+    ladder: LadderPlan | UnsetType = UNSET
 
 
 class Estimate(Struct, frozen=True, forbid_unknown_fields=True):

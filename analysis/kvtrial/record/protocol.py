@@ -54,17 +54,41 @@ class Choice(Struct, Generic[T], frozen=True, forbid_unknown_fields=True, tag_fi
 Distribution = Fixed[T] | Uniform[T] | LogNormal[T] | Choice[T]
 
 
+CostUnit = Literal["GiB of KV cache", "GiB of RAM", "sequence", "token of answer", "token of prompt", "replica", "GPU"]
+
+
+class Cost(Struct, frozen=True, forbid_unknown_fields=True):
+    """What an arm takes more of than the control, so that its effect can be said per unit. `amount`: see Number."""
+
+    unit: CostUnit
+    amount: Number | None = None
+
+
+class Requires(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a host must have for an arm; where it lacks it the arm is refused with `why`. `since_vllm`: see Phase."""
+
+    why: str
+    backend: Literal["cpu", "cuda"] | None = None
+    gpus: int = 0
+    since_vllm: str | None = None
+
+
 class Arm(Struct, frozen=True, forbid_unknown_fields=True):
     """One engine configuration. `args` and `env` are what it changes in the engine's common launch.
 
     `args` maps long options of `vllm serve` (without dashes in front) to values: true gives a flag, null removes the
-    option, a mapping is passed as JSON.
+    option, a mapping is passed as JSON. `sizes` are this arm's own, for an arm that changes the work and not the
+    engine: such an arm declares what may differ, or its requests are to come out as the control's. `costs` says what
+    the change takes, in its own unit.
     """
 
     title: str
     args: dict[str, Any] = {}
     env: dict[str, str] = {}
     may_differ: list[MayDiffer] = []
+    sizes: dict[str, int] | UnsetType = UNSET
+    requires: Requires | UnsetType = UNSET
+    costs: Cost | UnsetType = UNSET
 
 
 class PromptSet(Struct, frozen=True, forbid_unknown_fields=True):
@@ -172,8 +196,9 @@ class Phase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     `take`: all prompts of the set (0), the first n (n > 0) or the last |n| (n < 0). `salt` names the cache salt:
     phases with the same name share cached blocks, and nothing else does. `max_tokens` is given with `prompts` and for a
-    workload of kind mix; the other workloads have their own. A list of concurrencies stands for one phase of each,
-    named NAME_1, NAME_4, … with salts SALT_1, SALT_4, …; none is left in a loaded protocol.
+    workload of kind mix; the other workloads have their own. `stop_after`: answers end after so many tokens, below the
+    limit that was asked for. `reset`: the engine's caches are emptied before the phase. A list of concurrencies stands
+    for one phase of each, named NAME_1, NAME_4, … with salts SALT_1, SALT_4, …; none is left in a loaded protocol.
     """
 
     name: str
@@ -188,6 +213,8 @@ class Phase(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     arrivals: Arrivals | UnsetType = UNSET
     kv_transfer_params: dict[str, int] | None = None
     since_vllm: str | None = None
+    stop_after: Size | UnsetType = UNSET
+    reset: bool | UnsetType = UNSET
 
 
 class Comparison(Struct, frozen=True, forbid_unknown_fields=True):
@@ -206,6 +233,43 @@ class Comparison(Struct, frozen=True, forbid_unknown_fields=True):
     against_phase: str | None = None
 
 
+class Objective(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a level must keep to be of use. None: not asked for."""
+
+    preemptions_per_1000_requests: float | None = None
+    ttft_p95_seconds: float | None = None
+    e2e_p95_seconds: float | None = None
+
+
+class EachArm(Struct, frozen=True, forbid_unknown_fields=True):
+    """A comparison that every arm of a ladder gets against the control; primary is that of the first arm alone."""
+
+    phase: str
+    metric: str
+    role: Role
+    effect_scale: EffectScale = "ratio"
+    margin: float | str = 0.05
+
+
+class Ladder(Struct, frozen=True, forbid_unknown_fields=True):
+    """A ladder of concurrencies around the onset of preemption: which phase stands for it, and how it is judged.
+
+    The phase is made into one for each level, PHASE_1, PHASE_2, …, in one salt, with the engine's caches emptied before
+    each. `levels` UNSET: around the predicted onset, by host. Comparisons may name two phases that stand for several:
+    `ladder`, all levels, and `above_onset`, those from the predicted onset on. `stall_multiple`: a gap between tokens
+    above this multiple of the run's median is a stall.
+    `watch_seconds`: the interval at which running, waiting, KV use and preemptions are read during a level.
+    """
+
+    phase: str
+    each_arm: list[EachArm]
+    default_arms: list[str]
+    objectives: dict[str, Objective]
+    levels: list[int] | UnsetType = UNSET
+    stall_multiple: float = 20.0
+    watch_seconds: float = 0.25
+
+
 class Faults(Struct, frozen=True, forbid_unknown_fields=True):
     """Fault policy: pairs dropped for a fault of the environment are repeated at the end, at most this many."""
 
@@ -213,7 +277,10 @@ class Faults(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Protocol(Struct, frozen=True, forbid_unknown_fields=True):
-    """The declared experiment. See playbooks/protocols/README.md for how to write one."""
+    """The declared experiment. See playbooks/protocols/README.md for how to write one.
+
+    `tiers`: sizes that are so many percent of the control's usable GPU KV cache, rounded up to whole chunks.
+    """
 
     schema_version: str
     name: str
@@ -232,3 +299,5 @@ class Protocol(Struct, frozen=True, forbid_unknown_fields=True):
     break_even: dict[str, str] = {}
     extends: str | None = None
     workloads: dict[str, Workload] | UnsetType = UNSET
+    ladder: Ladder | UnsetType = UNSET
+    tiers: dict[str, int] | UnsetType = UNSET

@@ -7,6 +7,7 @@ from msgspec import Struct
 from kvtrial.record.calibration import Calibration
 from kvtrial.record.load import HonestyCard
 from kvtrial.record.plan import Capacity, Launch, Model
+from kvtrial.record.pressure import PhaseLedger, PressurePoint, ResetFact
 
 Evidence = Literal["gpu", "cpu", "standin"]
 Outcome = Literal["completed", "engine_fault", "environment_fault"]
@@ -142,6 +143,8 @@ class PhaseRecord(Struct, frozen=True):
     `token_gaps` percentiles are over all requests of the phase. Throughput is output tokens over the phase's seconds.
     `concurrency` is None for an open loop; `arrivals` says in words how requests came, None in records that are older.
     `requests` lists the first thousand, in the order of the plan.
+
+    Of a ladder's level: the `reset` before it, `pressure` over its time, and its `ledger`.
     """
 
     name: str
@@ -172,6 +175,9 @@ class PhaseRecord(Struct, frozen=True):
     e2e_p95_seconds: float | None = None
     arrivals: str | None = None
     open_loop: OpenLoop | None = None
+    reset: ResetFact | None = None
+    pressure: list[PressurePoint] = []
+    ledger: PhaseLedger | None = None
 
 
 class WatchHit(Struct, frozen=True):

@@ -1,9 +1,10 @@
 """Schema of a verdict: what the records of a campaign mean."""
 
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 
+from kvtrial.record.ladder import LadderResult
 from kvtrial.record.protocol import EffectScale, Role
 from kvtrial.record.record import Evidence
 
@@ -72,6 +73,7 @@ class HostVerdict(Struct, frozen=True):
     gates: list[GateResult]
     runs: RunCounts
     comparisons: list[ComparisonResult]
+    ladder: LadderResult | None = None
 
 
 class Recommendation(Struct, frozen=True):
@@ -145,6 +147,47 @@ class TimeBudget(Struct, frozen=True):
     other_share: float
 
 
+class TierRow(Struct, frozen=True):
+    """One size of a CPU tier: RAM, what it gave back in the deciding phase, and its effect against no tier."""
+
+    arm: str
+    tier_bytes: int
+    times_gpu_kv: float
+    loaded_bytes_per_run: float
+    effect: float | None
+    ci_low: float | None
+    ci_high: float | None
+    verdict: Word
+
+
+class TierBudget(Struct, frozen=True):
+    """The smallest tier that pays and is not shown to give less than the largest that does; None: no tier pays."""
+
+    tiers: list[TierRow]
+    budget_bytes: int | None
+    advice: str
+
+
+class Moved(Struct, frozen=True):
+    """Whether queueing took what preemption gave, an arm against the control, above the onset; seconds per request.
+
+    `given`: less time in stalls between tokens, by the client. `taken`: more time in the queue, by the engine. `net_*`
+    is the interval of taken − given. `moved` None: too few pairs.
+    """
+
+    arm: str
+    against: str
+    moved: bool | None
+    given_seconds_per_request: float | None
+    taken_seconds_per_request: float | None
+    taken_low: float | None
+    taken_high: float | None
+    net_low: float | None
+    net_high: float | None
+    pairs: int
+    note: str
+
+
 class Verdict(Struct, frozen=True):
     """The answer of a campaign."""
 
@@ -160,5 +203,6 @@ class Verdict(Struct, frozen=True):
     recommendation: Recommendation
     break_even: BreakEven | None = None
     time_budget: TimeBudget | None = None
-    ladder: dict[str, Any] | None = None
+    ladder: LadderResult | None = None
     caveats: list[str] = []
+    tier_budget: TierBudget | None = None

@@ -52,6 +52,7 @@ class Request:
     salt: str = ""
     load_cap_tokens: int | None = None
     store_cap_tokens: int | None = None
+    stop_after: int | None = None
     emitted: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
     outputs: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
@@ -256,9 +257,11 @@ class Engine:
             else:
                 self.metrics.observe("vllm:inter_token_latency_seconds", now - request.last_token)
             request.last_token = now
-            short = "short_output" in self.faults and request.max_tokens > 1
-            if len(request.outputs) >= request.max_tokens - short:
-                request.finish_reason = "stop" if short else "length"
+            short = "short_output" in self.faults and len(request.outputs) >= max(1, request.max_tokens - 1)
+            short = short and request.max_tokens > 1
+            stopped = short or len(request.outputs) == request.stop_after
+            if stopped or len(request.outputs) >= request.max_tokens:
+                request.finish_reason = "stop" if stopped else "length"
                 self._finish(request)
             request.emitted.put_nowait(token)
             if self.dead:

@@ -222,7 +222,11 @@ class Server:
             )
         transfer = asked.get("kv_transfer_params") or {}
         caps = {name: self._cap(name, transfer.get(name)) for name in ("max_load_tokens", "max_offload_tokens")}
-        return Request(prompt, output, salt or "", caps["max_load_tokens"], caps["max_offload_tokens"])
+        # The likeliest token ends the answer as soon as it may: that is after min_tokens others.
+        biased = asked.get("logit_bias") or {}
+        ends = any(str(token) in biased for token in asked.get("stop_token_ids") or [])
+        stop_after = int(asked.get("min_tokens") or 0) + 1 if ends else None
+        return Request(prompt, output, salt or "", caps["max_load_tokens"], caps["max_offload_tokens"], stop_after)
 
     def _cap(self, name: str, value: object) -> int | None:
         if type(value) is int and value >= 0:

@@ -4,7 +4,7 @@ A protocol lists its gates by name with parameters; each is a function from fact
 and a sentence with the numbers. Importing this package registers all of them.
 """
 
-from kvtrial.analysis.gates import answers, conditions, counts, launch, sizing, treatment
+from kvtrial.analysis.gates import answers, conditions, counts, ladder, launch, sizing, treatment
 from kvtrial.analysis.gates.context import GATES, GateContext, holds, run_gates, validate_gates
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "conditions",
     "counts",
     "holds",
+    "ladder",
     "launch",
     "run_gates",
     "sizing",

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from kvtrial.analysis.faults import Pairs
+from kvtrial.analysis.laddering import GROUPS
 from kvtrial.analysis.metrics import find_phase
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.launchfacts import Backend
@@ -51,6 +52,8 @@ class GateContext(Struct, frozen=True):
 
     def not_planned(self, phase: str) -> str | None:
         """Why a phase is in no run of this plan, as a sentence; None where it is planned."""
+        if self.protocol.ladder and phase in GROUPS:
+            return None
         declared = next((entry for entry in self.protocol.phases if entry.name == phase), None)
         pinned = self.runs[0].vllm_version_pinned if self.runs else None
         if declared is None:

@@ -16,6 +16,18 @@ from kvtrial.record.plan import Launch
 from kvtrial.record.protocol import Arm
 from kvtrial.record.record import Resolved, RunRecord
 
+_SIZE_THE_POOL = (
+    "num-gpu-blocks-override",
+    "kv-cache-memory-bytes",
+    "gpu-memory-utilization",
+    "kv-cache-dtype",
+    "tensor-parallel-size",
+    "data-parallel-size",
+    "max-num-batched-tokens",
+    "max-model-len",
+    "model",
+)
+"""Options that size the KV cache: arms that declare another one have another number of blocks, others must not."""
 _WHERE_IT_LISTENS = {"port"}
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -142,10 +154,14 @@ def _logged_layout(run: RunRecord) -> str | None:
 
 def _same_everywhere(runs: list[RunRecord]) -> list[str]:
     problems = []
-    for what, values in (
-        ("num_gpu_blocks", {_facts(run).cache_config.get("num_gpu_blocks") for run in runs}),
-        ("packages_sha256", {_facts(run).packages_sha256 for run in runs}),
-    ):
+    pools: dict[tuple[str | bool | None, ...], set[str | None]] = {}
+    for run in runs:
+        asked = _options(run.launch)
+        key = tuple(asked.get(option) for option in _SIZE_THE_POOL)
+        pools.setdefault(key, set()).add(_facts(run).cache_config.get("num_gpu_blocks"))
+    packages: set[str | None] = {_facts(run).packages_sha256 for run in runs}
+    found = [("num_gpu_blocks", blocks) for blocks in pools.values()]
+    for what, values in [*found, ("packages_sha256", packages)]:
         if len(values) > 1:
             problems.append(f"{what} is not the same in all runs: {', '.join(sorted(map(str, values)))}")
     return problems

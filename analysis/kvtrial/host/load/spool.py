@@ -193,6 +193,11 @@ def request_body(model: str, request: RequestSpec) -> bytes:
         "stream_options": {"include_usage": True},
         "return_token_ids": True,
     }
+    if request.stop_after is not None and request.stop_token_id is not None:
+        # The stop token is the last one of the answer, so it may come only after all others.
+        body["min_tokens"] = request.stop_after - 1
+        body["stop_token_ids"] = [request.stop_token_id]
+        body["logit_bias"] = {str(request.stop_token_id): 100}
     if request.cache_salt is not None:
         body["cache_salt"] = request.cache_salt
     if request.kv_transfer_params is not None:

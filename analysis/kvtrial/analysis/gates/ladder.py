@@ -1,0 +1,148 @@
+"""Gates on a ladder: every level began empty, the server's times add up, and the pool is the one that was planned."""
+
+from msgspec import Struct
+
+from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, gate, some, where
+from kvtrial.analysis.laddering import ALL_LEVELS
+from kvtrial.analysis.ledger import server_ledger
+from kvtrial.analysis.levels import phases_of, risen
+from kvtrial.record.plan import Capacity
+from kvtrial.record.record import PhaseRecord, RunRecord
+
+RESERVED_BLOCKS = 1
+
+
+@gate("levels_reset", NoParameters)
+def levels_reset(context: GateContext, parameters: NoParameters) -> Decision:
+    """Each level began with empty caches: the engine said so, nothing ran or waited, and no prompt was found again.
+
+    All levels send the same prompts in one salt, so a cache that was not emptied would show as hits.
+    """
+    problems, looked, queried = [], 0, 0.0
+    for run in context.runs:
+        levels = phases_of(run, ALL_LEVELS)
+        if not levels:
+            return None, f"{where(run)} has no level of the ladder"
+        for phase in levels:
+            queries = risen([phase], "prefix_cache_queries_tokens")
+            hits = risen([phase], "prefix_cache_hits_tokens")
+            if hits is None or queries is None:
+                return None, f"{where(run, phase)}: prefix cache hits are not exported"
+            looked += 1
+            queried += queries
+            problems += [f"{where(run, phase)}: {text}" for text in _not_empty(run, phase, hits)]
+    if problems:
+        return False, some(problems)
+    return True, (
+        f"caches emptied before {looked} levels: the engine said success, nothing ran or waited, and of "
+        f"{queried:,.0f} prompt tokens looked up 0 were found, though every level sends the same prompts in one salt"
+    )
+
+
+def _not_empty(run: RunRecord, phase: PhaseRecord, hits: float) -> list[str]:
+    assert phase.reset is not None
+    problems = []
+    if not phase.reset.succeeded:
+        problems.append(f"the reset did not succeed in {phase.reset.tries} tries ({phase.reset.detail})")
+    if run.launch.connector is not None and not phase.reset.external:
+        problems.append("the tier was not emptied; that needs vLLM 0.22 or newer")
+    if hits:
+        problems.append(f"{hits:,.0f} prompt tokens came from the engine's own prefix cache")
+    external = risen([phase], "external_prefix_cache_hits_tokens")
+    if external:
+        problems.append(f"{external:,.0f} prompt tokens came from the tier")
+    for role in ("requests_running", "requests_waiting"):
+        left = phase.before.get(role)
+        if left:
+            problems.append(f"{role.replace('_', ' ')} {left:.0f} when the level began")
+    return problems
+
+
+class Tolerance(Struct, frozen=True, forbid_unknown_fields=True):
+    """How far queue + prefill + decode may lie from end-to-end, percent of end-to-end."""
+
+    tolerance_percent: float = 2.0
+
+
+@gate("server_time_adds_up", Tolerance)
+def server_time_adds_up(context: GateContext, parameters: Tolerance) -> Decision:
+    """In each level the engine's own queue, prefill and decode times add up to its end-to-end times."""
+    problems, largest, looked = [], 0.0, 0
+    for run in context.runs:
+        for phase in phases_of(run, ALL_LEVELS):
+            ledger = server_ledger(phase)
+            if ledger is None or ledger.difference_share is None:
+                return None, f"{where(run, phase)}: queue, prefill, decode or end-to-end times are not exported"
+            looked += 1
+            if abs(ledger.difference_share) > abs(largest):
+                largest = ledger.difference_share
+            if abs(ledger.difference_share) > parameters.tolerance_percent / 100:
+                problems.append(
+                    f"{where(run, phase)}: queue {ledger.queue_seconds:.3f} + prefill {ledger.prefill_seconds:.3f} + "
+                    f"decode {ledger.decode_seconds:.3f} s differ from end-to-end {ledger.e2e_seconds:.3f} s by "
+                    f"{100 * ledger.difference_share:.2f} %"
+                )
+    if problems:
+        return False, some(problems)
+    return True, (
+        f"queue + prefill + decode against end-to-end differ by at most {100 * largest:.2f} % in {looked} levels "
+        f"(allowed {parameters.tolerance_percent:g} %)"
+    )
+
+
+@gate("capacity_as_planned", NoParameters)
+def capacity_as_planned(context: GateContext, parameters: NoParameters) -> Decision:
+    """The control's KV cache has the blocks that the onset was predicted from."""
+    seen = set()
+    for run in context.of_arm(context.protocol.control):
+        blocks = run.resolved.cache_config.get("num_gpu_blocks") if run.resolved else None
+        size = run.resolved.cache_config.get("block_size") if run.resolved else None
+        if blocks is None or size is None or not blocks.isdigit() or not size.isdigit():
+            return None, f"{where(run)}: the engine does not export its number of blocks"
+        seen.add((int(blocks) - RESERVED_BLOCKS, int(size)))
+        if seen != {_planned(run.capacity)}:
+            usable, tokens = _planned(run.capacity)
+            return False, (
+                f"{where(run)} has {int(blocks) - RESERVED_BLOCKS} usable blocks of {size} tokens, planned were "
+                f"{usable} of {tokens}; the predicted onset is another one's"
+            )
+    if not seen:
+        return None, "no completed run of the control"
+    usable, tokens = seen.pop()
+    return True, f"{usable} usable blocks of {tokens} tokens in every run of the control, as planned"
+
+
+def _planned(capacity: Capacity) -> tuple[int, int]:
+    return capacity.usable_gpu_blocks, capacity.block_tokens
+
+
+class Headroom(Struct, frozen=True, forbid_unknown_fields=True):
+    """VRAM that must stay free at the peak, for buffers beside the KV cache."""
+
+    bytes: int
+
+
+@gate("vram_headroom", Headroom)
+def vram_headroom(context: GateContext, parameters: Headroom) -> Decision:
+    """At its peak every arm left the declared VRAM free: more KV cache must not come out of the other buffers."""
+    least: tuple[int, RunRecord] | None = None
+    for run in context.runs:
+        if not run.conditions.gpus:
+            continue
+        used = run.samples.vram_used_peak_bytes if run.samples else None
+        total = vram_total_bytes(run)
+        if used is None or total is None:
+            return None, f"{where(run)}: VRAM was not sampled"
+        if least is None or total - used < least[0]:
+            least = total - used, run
+    if least is None:
+        return True, "no GPU here, so no VRAM to keep free"
+    free, run = least
+    detail = f"least free VRAM at the peak {free:,} bytes ({where(run)}), declared headroom {parameters.bytes:,}"
+    return free >= parameters.bytes, detail
+
+
+def vram_total_bytes(run: RunRecord) -> int | None:
+    """VRAM of all GPUs of a host; None where a GPU does not say."""
+    totals = [gpu.get("memory.total", "") for gpu in run.conditions.gpus]
+    return sum(int(total) * 2**20 for total in totals) if all(total.isdigit() for total in totals) else None

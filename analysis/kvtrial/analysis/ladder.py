@@ -1,0 +1,452 @@
+"""A host's ladder: levels in numbers, the measured onset beside the predicted one, objectives, what runs out. Pure."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from statistics import fmean, median
+
+from msgspec.structs import replace
+
+from kvtrial.analysis.faults import Pair
+from kvtrial.analysis.laddering import ABOVE_ONSET, ALL_LEVELS, lengths_of_facts
+from kvtrial.analysis.ledger import judge_moved, server_ledger
+from kvtrial.analysis.levels import (
+    level_of,
+    per_request,
+    phases_of,
+    pooled,
+    quantile,
+    queue_seconds_per_request,
+    risen,
+    stall_seconds_per_request,
+)
+from kvtrial.analysis.onset import onset_words, predict_onset
+from kvtrial.analysis.prices import Prices, Resources, costs
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.ladder import ArmLadder, LadderResult, Level, LevelCost, OutOf, Pattern, Reached
+from kvtrial.record.launch import parse_vllm_args
+from kvtrial.record.plan import LadderPlan, OnsetPlan
+from kvtrial.record.protocol import Cost, Objective, Protocol
+from kvtrial.record.record import PhaseRecord, RequestFact, RunRecord
+from kvtrial.record.verdict import ComparisonResult, Moved
+
+GIB = 2**30
+BURST_SHARE = 0.2
+"""Preemptions that all lie within this share of a level's time are one burst."""
+FULL_SHARE = 0.9
+"""KV use from which on the cache is called full: the last blocks are seldom free for a whole request."""
+FLAT_GAIN = 1.03
+"""Throughput that gains less than this from one level to the next has stopped growing."""
+
+
+def host_ladder(
+    protocol: Protocol,
+    host: str,
+    pairs: Sequence[Pair],
+    comparisons: Sequence[ComparisonResult],
+    planned: LadderPlan | None = None,
+    prices: Prices | None = None,
+) -> LadderResult | None:
+    """The ladder over the valid pairs of a host; None without a ladder or without a run of the control."""
+    if not protocol.ladder:
+        return None
+    arms = {}
+    for arm in protocol.arms:
+        runs = [pair.runs[arm] for pair in pairs if arm in pair.runs]
+        if runs and phases_of(runs[0], ALL_LEVELS):
+            arms[arm] = runs
+    control = arms.get(protocol.control)
+    if not control:
+        return None
+    predicted = _prediction(protocol.control, control[0], planned)
+    ladders = [
+        _arm_ladder(protocol, arm, runs, control, pairs, comparisons, planned, prices) for arm, runs in arms.items()
+    ]
+    own = next(ladder for ladder in ladders if ladder.arm == protocol.control)
+    return LadderResult(
+        host=host,
+        levels=own.levels,
+        onset_predicted=own.onset_predicted,
+        onset_measured=own.onset_measured,
+        onset_by_run=[run_onset(run) for run in control],
+        error_requests=onset_error(predicted, own.onset_measured),
+        prediction="" if predicted is None else onset_words(predicted),
+        regime=[],
+        arms=ladders,
+    )
+
+
+def moved_of(protocol: Protocol, pairs: Sequence[Pair]) -> list[Moved]:
+    """For each variant of a ladder whether its delay moved into the queue, over the levels above the onset."""
+    if not protocol.ladder:
+        return []
+    found = []
+    for arm in protocol.arms:
+        both = [
+            (pair.runs[arm], pair.runs[protocol.control])
+            for pair in pairs
+            if arm in pair.runs and protocol.control in pair.runs
+        ]
+        if arm != protocol.control and both:
+            stall, queue = (_by_pair(both, value) for value in (stall_seconds_per_request, queue_seconds_per_request))
+            if len(stall[0]) == len(queue[0]) == len(both):
+                found.append(judge_moved(arm, protocol.control, stall, queue))
+    return found
+
+
+def _by_pair(
+    both: Sequence[tuple[RunRecord, RunRecord]], value: Callable[[RunRecord, str], float | None]
+) -> tuple[list[float], list[float]]:
+    mine, theirs = [], []
+    for arm, control in both:
+        of_arm, of_control = value(arm, ABOVE_ONSET), value(control, ABOVE_ONSET)
+        if of_arm is not None and of_control is not None:
+            mine.append(of_arm)
+            theirs.append(of_control)
+    return mine, theirs
+
+
+# ------------------------------------------------------------------------------------------------------------ onset
+
+
+def _prediction(arm: str, run: RunRecord, planned: LadderPlan | None) -> OnsetPlan | None:
+    """The plan's prediction for an arm; without a plan made anew from the record's blocks and requests."""
+    if planned is not None:
+        return planned.onset.get(arm)
+    lengths = lengths_of_facts(phases_of(run, ALL_LEVELS))
+    running = parse_vllm_args(run.launch.argv).size("max-num-seqs")
+    try:
+        return predict_onset(lengths, run.capacity.usable_gpu_blocks, run.capacity.block_tokens, running)
+    except UnusableInput:
+        return None
+
+
+def run_onset(run: RunRecord) -> int | None:
+    """The lowest level at which a run preempted, None where none did."""
+    return min(
+        (level_of(phase) for phase in phases_of(run, ALL_LEVELS) if (risen([phase], "preemptions") or 0) > 0),
+        default=None,
+    )
+
+
+def onset_error(predicted: OnsetPlan | None, measured: int | None) -> int | None:
+    """How many requests the measured onset lies outside the predicted one: 0 inside, below it negative."""
+    if predicted is None:
+        return None
+    if predicted.low is None or predicted.high is None:
+        return 0 if measured is None else None
+    if measured is None:
+        return None
+    return min(0, measured - predicted.low) + max(0, measured - predicted.high)
+
+
+# ----------------------------------------------------------------------------------------------------------- levels
+
+
+def _arm_ladder(
+    protocol: Protocol,
+    arm: str,
+    runs: Sequence[RunRecord],
+    control: Sequence[RunRecord],
+    pairs: Sequence[Pair],
+    comparisons: Sequence[ComparisonResult],
+    planned: LadderPlan | None,
+    prices: Prices | None,
+) -> ArmLadder:
+    assert protocol.ladder
+    predicted = _prediction(arm, runs[0], planned)
+    levels = [level_facts(runs, name) for name in (phase.name for phase in phases_of(runs[0], ALL_LEVELS))]
+    reached = [reach(runs, levels, name, wanted) for name, wanted in protocol.ladder.objectives.items()]
+    out, at, why = first_out(levels, _max_running(runs[0]))
+    declared = protocol.arms[arm]
+    ladder = ArmLadder(
+        arm=arm,
+        title=declared.title,
+        levels=levels,
+        onset_predicted=None
+        if predicted is None or predicted.low is None or predicted.high is None
+        else [predicted.low, predicted.high],
+        onset_measured=min((level.concurrency for level in levels if level.preemptions), default=None),
+        reached=reached,
+        first_out_of=out,
+        first_out_at=at,
+        why=why,
+        costs=_costs(runs, levels, reached, prices),
+        changes_work=work_words(declared.may_differ),
+    )
+    return ladder if arm == protocol.control else _against(protocol, ladder, runs, control, pairs, comparisons)
+
+
+def level_facts(runs: Sequence[RunRecord], name: str) -> Level:
+    """A level over an arm's runs."""
+    phases = [phase for run in runs for phase in run.phases if phase.name == name]
+    counts = [round(risen([phase], "preemptions") or 0) for phase in phases]
+    facts = [request for phase in phases for request in phase.requests if request.error_class is None]
+    longest = max((tokens for fact in facts if (tokens := _tokens(fact)) is not None), default=None)
+    gaps = pooled(phases, lambda fact: fact.longest_gap_seconds)
+    ledgers = [phase.ledger for phase in phases if phase.ledger is not None]
+    server = [ledger.difference_share for phase in phases if (ledger := server_ledger(phase)) is not None]
+    points = [point for phase in phases for point in phase.pressure]
+    return Level(
+        concurrency=level_of(phases[0]),
+        runs=len(phases),
+        requests=sum(phase.finished for phase in phases),
+        preemptions=sum(counts),
+        failed=sum(phase.failed for phase in phases),
+        aborted=round(risen(phases, "requests_finished_abort") or 0),
+        preemptions_by_run=counts,
+        preemptions_per_request=per_request(phases, float(sum(counts))),
+        preemptions_per_second=_ratio(sum(counts), sum(phase.seconds for phase in phases)),
+        pattern=pattern_of(phases),
+        ttft_median_seconds=_median(phases, lambda phase: phase.ttft_median_seconds),
+        ttft_p95_seconds=_median(phases, lambda phase: phase.ttft_p95_seconds),
+        inter_token_median_seconds=_median(phases, lambda phase: phase.inter_token_median_seconds),
+        longest_gap_p95_seconds=quantile(gaps, 0.95),
+        longest_gap_max_seconds=max(gaps, default=None),
+        queue_seconds_per_request=_median(phases, lambda phase: _mean_of(phase, "queue_seconds")),
+        stall_seconds_per_request=_ratio(
+            sum(ledger.stall_gaps_ns for ledger in ledgers) / 1e9, sum(ledger.counted for ledger in ledgers)
+        ),
+        stalled_requests=sum(ledger.stalled_requests for ledger in ledgers),
+        e2e_median_seconds=_median(phases, lambda phase: phase.e2e_median_seconds),
+        e2e_p95_seconds=_median(phases, lambda phase: phase.e2e_p95_seconds),
+        output_tokens_per_second=_median(phases, lambda phase: phase.output_throughput_tokens_per_second),
+        running_peak=max((p.running for p in points if p.running is not None), default=None),
+        waiting_peak=max((p.waiting for p in points if p.waiting is not None), default=None),
+        kv_used_share_peak=max((p.kv_used_share for p in points if p.kv_used_share is not None), default=None),
+        prompt_tokens_mean=_mean(fact.prompt_tokens for fact in facts if fact.prompt_tokens is not None),
+        max_tokens_mean=_mean(fact.max_tokens for fact in facts),
+        answer_tokens_mean=_mean(fact.output_tokens for fact in facts),
+        limit_reached_share=_ratio(sum(fact.output_tokens >= fact.max_tokens for fact in facts), len(facts)),
+        recomputed_tokens_at_most=None if longest is None else sum(counts) * (longest - 1),
+        server_difference_share=max((s for s in server if s is not None), key=abs, default=None),
+    )
+
+
+def pattern_of(phases: Sequence[PhaseRecord]) -> Pattern:
+    """How the preemptions of a level lie in time: in one burst in every run that has some, or all along."""
+    spans = []
+    for phase in phases:
+        if not (risen([phase], "preemptions") or 0):
+            continue
+        seen = [point for point in phase.pressure if point.preemptions is not None]
+        rises = [
+            (before.seconds, after.seconds)
+            for before, after in pairwise(seen)
+            if (after.preemptions or 0) > (before.preemptions or 0)
+        ]
+        if seen and (seen[0].preemptions or 0) > 0:
+            rises.insert(0, (0.0, seen[0].seconds))
+        if seen and (seen[-1].preemptions or 0) < (risen([phase], "preemptions") or 0):
+            rises.append((seen[-1].seconds, phase.seconds))
+        if not seen or not phase.seconds:
+            return "not seen"
+        # The first preemption lies within the first rise and the last within the last one.
+        spans.append(max(0.0, rises[-1][0] - rises[0][1]) / phase.seconds if len(rises) > 1 else 0.0)
+    if not spans:
+        return "none"
+    return "one burst" if max(spans) <= BURST_SHARE else "continuous"
+
+
+def _tokens(fact: RequestFact) -> int | None:
+    return None if fact.prompt_tokens is None else fact.prompt_tokens + fact.output_tokens
+
+
+def _mean_of(phase: PhaseRecord, histogram: str) -> float | None:
+    total, count = risen([phase], f"{histogram}_sum"), risen([phase], f"{histogram}_count")
+    return None if total is None or not count else total / count
+
+
+def _median(phases: Sequence[PhaseRecord], value: Callable[[PhaseRecord], float | None]) -> float | None:
+    found = [number for phase in phases if (number := value(phase)) is not None]
+    return median(found) if found else None
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return fmean(found) if found else None
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+# -------------------------------------------------------------------------------------------- objectives, resources
+
+
+def reach(runs: Sequence[RunRecord], levels: Sequence[Level], profile: str, wanted: Objective) -> Reached:
+    """The highest level up to which all levels keep an objective."""
+    best: Level | None = None
+    broken = ""
+    for level in levels:
+        broken = broken_by(level, wanted)
+        if broken:
+            break
+        best = level
+    if best is None:
+        return Reached(profile, None, None, None, broken)
+    return Reached(
+        profile, best.concurrency, within_share(runs, best.concurrency, wanted), best.output_tokens_per_second, broken
+    )
+
+
+def broken_by(level: Level, wanted: Objective) -> str:
+    """What of an objective a level does not keep, as a sentence's end; empty where it keeps all."""
+    per_1000 = None if level.preemptions_per_request is None else 1000 * level.preemptions_per_request
+    for name, value, limit in (
+        ("preemptions per 1,000 requests", per_1000, wanted.preemptions_per_1000_requests),
+        ("p95 of the time to first token, s,", level.ttft_p95_seconds, wanted.ttft_p95_seconds),
+        ("p95 from send to last token, s,", level.e2e_p95_seconds, wanted.e2e_p95_seconds),
+    ):
+        if limit is not None and (value is None or value > limit):
+            shown = "not measured" if value is None else f"{value:.3g}"
+            return f"at {level.concurrency} in flight {name} is {shown}, allowed {limit:g}"
+    return "" if not level.failed else f"at {level.concurrency} in flight {level.failed} requests failed"
+
+
+def within_share(runs: Sequence[RunRecord], concurrency: int, wanted: Objective) -> float | None:
+    """Share of a level's requests that kept the objective's times, each by itself."""
+    facts = [
+        fact for run in runs for phase in phases_of(run, ALL_LEVELS) if level_of(phase) == concurrency
+        for fact in phase.requests
+    ]  # fmt: skip
+    kept = sum(
+        fact.error_class is None
+        and _keeps(fact.ttft_seconds, wanted.ttft_p95_seconds)
+        and _keeps(fact.e2e_seconds, wanted.e2e_p95_seconds)
+        for fact in facts
+    )
+    return _ratio(kept, len(facts))
+
+
+def _keeps(value: float | None, limit: float | None) -> bool:
+    return limit is None or (value is not None and value <= limit)
+
+
+def first_out(levels: Sequence[Level], max_running: int | None) -> tuple[OutOf, int | None, str]:
+    """The resource that runs out first on the way up: what, at which level, and by which numbers."""
+    for before, level in zip([None, *levels], levels, strict=False):
+        used = level.kv_used_share_peak
+        shown = "KV use not seen" if used is None else f"KV use {used:.0%} at its peak"
+        waiting = level.waiting_peak or 0
+        if level.preemptions:
+            count = f"{level.preemptions} preemption{'s' if level.preemptions > 1 else ''}"
+            return "KV cache", level.concurrency, f"{count}, {shown}"
+        if max_running is not None and level.concurrency > max_running and waiting:
+            return "sequences", level.concurrency, f"max-num-seqs {max_running}, {waiting:.0f} waiting, {shown}"
+        if waiting and used is not None and used >= FULL_SHARE:
+            return "KV cache", level.concurrency, f"{waiting:.0f} waiting without a preemption, {shown}"
+        gain = _gain(before, level)
+        if gain is not None and gain < FLAT_GAIN:
+            return "compute", level.concurrency, f"throughput ×{gain:.2f} against the level before, {shown}"
+    return "nothing yet", None, "throughput still grows at the highest level, and nothing waits or is preempted"
+
+
+def _gain(before: Level | None, level: Level) -> float | None:
+    if before is None or not before.output_tokens_per_second or level.output_tokens_per_second is None:
+        return None
+    return level.output_tokens_per_second / before.output_tokens_per_second
+
+
+def _max_running(run: RunRecord) -> int | None:
+    return parse_vllm_args(run.launch.argv).size("max-num-seqs")
+
+
+def resources_of(run: RunRecord) -> Resources:
+    """What the engines of a run occupied: its GPUs, and the RAM of its processes and shared memory at the peak."""
+    parsed = parse_vllm_args(run.launch.argv)
+    replicas = parsed.size("data-parallel-size") or 1
+    gpus = replicas * (parsed.size("tensor-parallel-size") or 1) * (parsed.size("pipeline-parallel-size") or 1)
+    ram = run.samples.engine_rss_peak_bytes + run.samples.shared_memory_peak_bytes if run.samples else 0
+    return Resources(gpus=gpus if run.conditions.gpus else 0, ram_gib=ram / GIB, replicas=replicas)
+
+
+def _costs(
+    runs: Sequence[RunRecord], levels: Sequence[Level], reached: Sequence[Reached], prices: Prices | None
+) -> list[LevelCost]:
+    if prices is None:
+        return []
+    found = []
+    for entry in reached:
+        level = next((level for level in levels if level.concurrency == entry.concurrency), None)
+        if level is None or not level.output_tokens_per_second or not level.answer_tokens_mean:
+            continue
+        requests = level.output_tokens_per_second / level.answer_tokens_mean * (entry.requests_within_share or 0.0)
+        cost = costs(prices, resources_of(runs[0]), level.output_tokens_per_second, requests)
+        if cost is not None:
+            found.append(
+                LevelCost(
+                    profile=entry.profile,
+                    concurrency=level.concurrency,
+                    currency=cost.currency,
+                    per_hour=cost.per_hour,
+                    per_million_output_tokens=cost.per_million_output_tokens,
+                    per_request_within_objective=cost.per_request_within_objective,
+                )
+            )
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------- changes
+
+
+def work_words(may_differ: Sequence[str]) -> str:
+    """What an arm does to the work itself, as a sentence; empty for one that leaves it alone."""
+    if not may_differ:
+        return ""
+    said = {"prompt": "other prompts", "output_length": "answers of another length", "answer": "other answers"}
+    return f"it may give {', '.join(said[kind] for kind in may_differ)}; quality: not compared"
+
+
+def _against(
+    protocol: Protocol,
+    ladder: ArmLadder,
+    runs: Sequence[RunRecord],
+    control: Sequence[RunRecord],
+    pairs: Sequence[Pair],
+    comparisons: Sequence[ComparisonResult],
+) -> ArmLadder:
+    effect = next(
+        (
+            result.effect
+            for result in comparisons
+            if result.arm == ladder.arm and result.metric == "preemptions_per_1000_requests"
+        ),
+        None,
+    )
+    declared = protocol.arms[ladder.arm].costs
+    amount = cost_amount(declared, runs[0], control[0]) if declared else None
+    moved = next((found for found in moved_of(protocol, pairs) if found.arm == ladder.arm), None)
+    fewer = None if effect is None else -effect
+    return replace(
+        ladder,
+        cost_unit=declared.unit if declared else None,
+        cost_amount=amount,
+        fewer_preemptions_per_1000=fewer,
+        fewer_preemptions_per_1000_per_unit=None if fewer is None or not amount else fewer / amount,
+        moved=moved.moved if moved else None,
+        moved_note=moved.note if moved else "",
+    )
+
+
+def cost_amount(declared: Cost, run: RunRecord, control: RunRecord) -> float | None:
+    """What an arm takes more of than the control: as declared, else from the two launches."""
+    if declared.amount is not None:
+        return float(declared.amount)
+    mine, theirs = parse_vllm_args(run.launch.argv), parse_vllm_args(control.launch.argv)
+    if declared.unit == "GiB of KV cache":
+        tokens = control.capacity.block_tokens
+        blocks = [_blocks(record) for record in (run, control)]
+        if blocks[0] is None or blocks[1] is None:
+            return None
+        return (blocks[0] - blocks[1]) * tokens * control.capacity.kv_bytes_per_token / GIB
+    if declared.unit == "sequence":
+        sizes = mine.size("max-num-seqs"), theirs.size("max-num-seqs")
+        return None if sizes[0] is None or sizes[1] is None else float(sizes[0] - sizes[1])
+    if declared.unit == "GiB of RAM":
+        return run.capacity.tier_bytes.get(run.arm, 0) / GIB or None
+    return None
+
+
+def _blocks(record: RunRecord) -> int | None:
+    text = record.resolved.cache_config.get("num_gpu_blocks", "") if record.resolved else ""
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,222 @@
+"""A declared ladder as the plan states it: comparisons, levels around the predicted onset, what arms need. Pure."""
+
+from collections.abc import Sequence
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from kvtrial.analysis.inputs import HostInput
+from kvtrial.analysis.launch import merged_args
+from kvtrial.analysis.onset import Length, ladder_levels, onset_words, predict_onset, refuse_ladder
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.launch import human_int
+from kvtrial.record.plan import HostPlan, OnsetPlan, PhasePlan
+from kvtrial.record.protocol import Comparison, Ladder, Phase, Protocol, Trace
+from kvtrial.record.record import PhaseRecord
+from kvtrial.record.versions import within
+from kvtrial.record.workload import request_shapes
+
+ALL_LEVELS = "ladder"
+ABOVE_ONSET = "above_onset"
+GROUPS = (ALL_LEVELS, ABOVE_ONSET)
+"""Phases of a comparison that stand for several levels. The blocks of the levels' phases carry these names."""
+LENGTHS_READ_MAX = 100_000
+
+
+def with_ladder_comparisons(protocol: Protocol) -> Protocol:
+    """The protocol with the comparisons that its ladder declares for each arm. Raises UnusableInput."""
+    ladder = protocol.ladder
+    if not ladder:
+        return protocol
+    _check_ladder(protocol, ladder)
+    variants = [arm for arm in protocol.arms if arm != protocol.control]
+    made = [
+        Comparison(
+            arm=arm,
+            against=protocol.control,
+            phase=each.phase,
+            metric=each.metric,
+            role="secondary" if each.role == "primary" and number else each.role,
+            effect_scale=each.effect_scale,
+            margin=each.margin,
+        )
+        for number, arm in enumerate(variants)
+        for each in ladder.each_arm
+    ]
+    return replace(protocol, comparisons=[*protocol.comparisons, *made])
+
+
+def _check_ladder(protocol: Protocol, ladder: Ladder) -> None:
+    where = f"protocol {protocol.name}: ladder"
+    phase = next((phase for phase in protocol.phases if phase.name == ladder.phase), None)
+    if phase is None or phase.concurrency != 1 or phase.arrivals:
+        raise UnusableInput(
+            f"{where} names the phase {ladder.phase}, which must stand among the phases, without a concurrency and "
+            f"without arrivals of its own; the ladder gives it its levels."
+        )
+    if phase.workload and isinstance((protocol.workloads or {}).get(phase.workload), Trace):
+        raise UnusableInput(f"{where} can't replay a trace at several levels; give its phase prompts, or lengths.")
+    for arm in ladder.default_arms:
+        if arm not in protocol.arms:
+            raise UnusableInput(f"{where} runs by default the arm {arm}, which the protocol does not have.")
+    if not ladder.stall_multiple > 1 or not 0.05 <= ladder.watch_seconds <= 60:
+        raise UnusableInput(
+            f"{where}: stall_multiple={ladder.stall_multiple} must be above 1, and watch_seconds="
+            f"{ladder.watch_seconds} from 0.05 to 60."
+        )
+
+
+def with_primary(protocol: Protocol) -> Protocol:
+    """A ladder's protocol whose first arm was not chosen: the first chosen one's comparison decides."""
+    if not protocol.ladder or any(comparison.role == "primary" for comparison in protocol.comparisons):
+        return protocol
+    metrics = {(each.phase, each.metric) for each in protocol.ladder.each_arm if each.role == "primary"}
+    comparisons = list(protocol.comparisons)
+    for at, comparison in enumerate(comparisons):
+        if (comparison.phase, comparison.metric) in metrics:
+            comparisons[at] = replace(comparison, role="primary")
+            break
+    return replace(protocol, comparisons=comparisons)
+
+
+def refuse_arms(name: str, host: HostInput, protocol: Protocol) -> None:
+    """Raise UnusableInput, with its reason, for the first arm that a host can't run."""
+    for arm, declared in protocol.arms.items():
+        needs = declared.requires
+        if not needs:
+            continue
+        gpus = len(host.facts.get("gpus", [])) if "gpus" in host.facts else None
+        lacking = None
+        if needs.backend is not None and host.backend != needs.backend:
+            lacking = f"it needs the {needs.backend} engine, this host runs the {host.backend} one"
+        elif needs.gpus and gpus is not None and gpus < needs.gpus:
+            lacking = f"it needs {needs.gpus} GPUs, this host has {gpus}"
+        elif needs.since_vllm is not None and not within(host.vllm_version, needs.since_vllm, None):
+            lacking = f"it needs vLLM {needs.since_vllm} or newer, this host has {host.vllm_version}"
+        if lacking is not None:
+            rest = [other for other in protocol.arms if other not in (arm, protocol.control)]
+            choose = f"choose arms that can run here (-e arms={','.join(rest)})" if rest else "choose another arm"
+            raise UnusableInput(f"host {name}, arm {arm} can't run: {lacking}. {needs.why.rstrip('.')}; {choose}.")
+
+
+def lengths_of(phase: PhasePlan) -> list[Length]:
+    """What the requests of a phase really take, in their order."""
+    lengths: list[Length] = []
+    for shape in request_shapes(phase):
+        if len(lengths) == LENGTHS_READ_MAX:
+            break
+        answer = min(shape.max_tokens, phase.stop_after) if phase.stop_after else shape.max_tokens
+        lengths.append(Length(shape.prompt_tokens, answer))
+    return lengths
+
+
+def lengths_of_facts(phases: Sequence[PhaseRecord]) -> list[Length]:
+    """The same from a record: what the requests of a level took."""
+    return [
+        Length(request.prompt_tokens, request.output_tokens)
+        for request in (phases[0].requests if phases else [])
+        if request.prompt_tokens is not None and request.output_tokens
+    ]
+
+
+def arm_onset(
+    host: HostInput, protocol: Protocol, arm: str, phase: PhasePlan, usable_blocks: int, block_tokens: int
+) -> OnsetPlan:
+    """The onset predicted for an arm. Raises UnusableInput where a request does not fit into its KV cache."""
+    running = merged_args(host, protocol.arms[arm]).get("max-num-seqs")
+    try:
+        return predict_onset(
+            lengths_of(phase),
+            usable_blocks,
+            block_tokens,
+            None if running is None else human_int(str(running), "max-num-seqs"),
+        )
+    except UnusableInput as error:
+        raise UnusableInput(f"arm {arm}: {error}") from None
+
+
+def answer_seconds(phases: Sequence[PhasePlan], step_seconds: float) -> float:
+    """What the answers of a ladder's levels take, at this time for a step of the engine."""
+    steps = 0.0
+    for phase in phases:
+        if phase.stall_multiple:
+            steps += sum(length.answer_tokens for length in lengths_of(phase)) / phase.concurrency
+    return steps * step_seconds
+
+
+def levels_for(name: str, ladder: Ladder, onset: OnsetPlan, requests: int) -> list[int]:
+    """The levels on a host. Raises UnusableInput for a ladder that shows nothing, or a mix that can only queue.
+
+    Who gives the levels of such a mix wants it run: it is then labelled in the plan's announcement.
+    """
+    if ladder.levels:
+        if max(ladder.levels) > requests:
+            raise UnusableInput(
+                f"host {name}: the ladder goes to {max(ladder.levels)} requests in flight and sends {requests} at each "
+                f"level; set the size requests to {max(ladder.levels)} or more."
+            )
+        try:
+            refuse_ladder(ladder.levels, onset)
+        except UnusableInput as error:
+            raise UnusableInput(f"host {name}: {error}") from None
+        return sorted(ladder.levels)
+    if onset.kind == "never":
+        raise UnusableInput(
+            f"host {name}: {onset_words(onset)}. Let the answers grow against the KV cache (longer answers, shorter "
+            f"prompts, more sequences or fewer blocks), or give the levels of a ladder that only queues "
+            f"(kvtrial_ladder)."
+        )
+    try:
+        return ladder_levels(onset, requests)
+    except UnusableInput as error:
+        raise UnusableInput(f"host {name}: {error}") from None
+
+
+def with_levels(protocol: Protocol, levels: Sequence[int], onset: OnsetPlan) -> Protocol:
+    """The protocol with a phase for each level in place of the ladder's phase: in one salt, after a reset.
+
+    With one salt only the reset keeps a level from finding what the level before it left, so hits show whether it did.
+    """
+    ladder = protocol.ladder
+    assert ladder
+    phases: list[Phase] = []
+    for phase in protocol.phases:
+        if phase.name != ladder.phase:
+            phases.append(phase)
+            continue
+        phases += [
+            replace(
+                phase,
+                name=f"{phase.name}_{level}",
+                block=ABOVE_ONSET if onset.high is not None and level >= onset.high else ALL_LEVELS,
+                concurrency=level,
+                reset=True,
+            )
+            for level in levels
+        ]
+    return replace(protocol, phases=phases)
+
+
+def ladder_lines(plan: HostPlan) -> list[str]:
+    """What the plan predicts, for its announcement."""
+    if not plan.ladder:
+        return []
+    levels = ", ".join(map(str, plan.ladder.levels.values()))
+    lines = [f"{plan.host}: levels of {levels} requests in flight."]
+    for arm in plan.launches:
+        onset = plan.ladder.onset.get(arm)
+        told = (
+            onset_words(onset)
+            if onset
+            else "no onset is predicted: it has several engines, or one that sizes its KV cache itself"
+        )
+        lines.append(f"{plan.host}, arm {arm}: {told}.")
+    return lines
+
+
+def is_level(protocol: Protocol, phase: str) -> bool:
+    """Whether a phase of the plan is a level of the protocol's ladder."""
+    if protocol.ladder is UNSET or not protocol.ladder:
+        return False
+    head, _, level = phase.rpartition("_")
+    return head == protocol.ladder.phase and level.isdigit()

@@ -1,0 +1,86 @@
+"""Where requests' time went, by client and by engine, and whether queueing took what preemption gave. Pure.
+
+Client: lag + first token + normal gaps + stall gaps = end-to-end, exactly, request by request. Engine: queue + prefill
++ decode against end-to-end, by the sums of its histograms. A wait after a preemption is in no queue time of vLLM; it
+lies inside decode (or prefill), so it is bounded by the stalls that the client saw, not measured.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from kvtrial.analysis.effect import LEAST_PAIRS, Interval, differences, hodges_lehmann
+from kvtrial.analysis.levels import risen
+from kvtrial.record.record import PhaseRecord
+from kvtrial.record.verdict import Moved
+
+SERVER_PARTS = ("queue_seconds_sum", "prefill_seconds_sum", "decode_seconds_sum")
+
+
+class ServerLedger(Struct, frozen=True):
+    """Rises of the engine's sums over a phase, seconds. `difference_share`: (e2e − parts) / e2e, None without e2e."""
+
+    queue_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    e2e_seconds: float
+
+    @property
+    def difference_share(self) -> float | None:
+        """What the parts leave of end-to-end, as a share of it: time in the API server, mostly."""
+        parts = self.queue_seconds + self.prefill_seconds + self.decode_seconds
+        return (self.e2e_seconds - parts) / self.e2e_seconds if self.e2e_seconds > 0 else None
+
+
+def server_ledger(phase: PhaseRecord) -> ServerLedger | None:
+    """The engine's ledger of a phase, None where a sum is not exported."""
+    values = [risen([phase], role) for role in (*SERVER_PARTS, "e2e_seconds_sum")]
+    known = [value for value in values if value is not None]
+    return ServerLedger(*known) if len(known) == len(values) else None
+
+
+def judge_moved(
+    arm: str,
+    against: str,
+    stall: tuple[Sequence[float], Sequence[float]],
+    queue: tuple[Sequence[float], Sequence[float]],
+) -> Moved:
+    """Whether queueing took what preemption gave, from seconds per request by pair: (of the arm, of the control).
+
+    Given: how much less time requests stall. Taken: how much longer they queue. MOVED is said when the interval of what
+    was taken lies above 0 and what was given is not shown to be more than that: the interval of taken − given reaches
+    0. Without six pairs nothing is said either way (None).
+    """
+    given = [-value for value in differences(*stall)]
+    taken = differences(*queue)
+    net = [taken_one - given_one for taken_one, given_one in zip(taken, given, strict=True)]
+    if not net:
+        return Moved(arm, against, None, None, None, None, None, None, None, 0, "no pair has both times")
+    gave, took, left = (hodges_lehmann(values) for values in (given, taken, net))
+    moved = None if left.pairs < LEAST_PAIRS else took.low > 0 and left.high >= 0
+    return Moved(
+        arm=arm,
+        against=against,
+        moved=moved,
+        given_seconds_per_request=gave.estimate,
+        taken_seconds_per_request=took.estimate,
+        taken_low=took.low,
+        taken_high=took.high,
+        net_low=left.low,
+        net_high=left.high,
+        pairs=left.pairs,
+        note=_note(moved, gave, took, left),
+    )
+
+
+def _note(moved: bool | None, gave: Interval, took: Interval, left: Interval) -> str:
+    numbers = (
+        f"a request stalls {abs(gave.estimate):.3g} s {'less' if gave.estimate >= 0 else 'more'} and queues "
+        f"{abs(took.estimate):.3g} s {'longer' if took.estimate >= 0 else 'shorter'} "
+        f"(sum {left.estimate:+.3g} s, interval {left.low:+.3g} to {left.high:+.3g})"
+    )
+    if moved is None:
+        return f"{numbers}; with fewer than {LEAST_PAIRS} pairs nobody can say whether the delay moved into the queue"
+    if moved:
+        return f"MOVED: queueing took what preemption gave: {numbers}"
+    return f"not moved: {numbers}"

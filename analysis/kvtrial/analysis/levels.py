@@ -1,0 +1,93 @@
+"""A run's levels: values of one phase, or of several levels of a ladder together, from its record alone. Pure."""
+
+from collections.abc import Callable, Sequence
+
+from kvtrial.analysis.laddering import ABOVE_ONSET, ALL_LEVELS, GROUPS
+from kvtrial.record.record import PhaseRecord, RequestFact, RunRecord
+
+Value = Callable[[RequestFact], float | None]
+
+
+def phases_of(record: RunRecord, name: str) -> list[PhaseRecord]:
+    """The phases that a comparison's phase stands for: one, or several levels of a ladder."""
+    if name not in GROUPS:
+        return [phase for phase in record.phases if phase.name == name]
+    wanted = GROUPS if name == ALL_LEVELS else (ABOVE_ONSET,)
+    return [phase for phase in record.phases if phase.block in wanted and phase.reset is not None]
+
+
+def level_of(phase: PhaseRecord) -> int:
+    """Requests in flight at a level."""
+    return phase.concurrency or 0
+
+
+def risen(phases: Sequence[PhaseRecord], role: str) -> float | None:
+    """The rise of a counter over phases, added up; None where one of them lacks it."""
+    total = 0.0
+    for phase in phases:
+        before, after = phase.before.get(role), phase.after.get(role)
+        if before is None or after is None:
+            return None
+        total += after - before
+    return total if phases else None
+
+
+def per_request(phases: Sequence[PhaseRecord], total: float | None, scale: float = 1.0) -> float | None:
+    """A total over the finished requests of the phases."""
+    finished = sum(phase.finished for phase in phases)
+    return None if total is None or not finished else scale * total / finished
+
+
+def pooled(phases: Sequence[PhaseRecord], value: Value) -> list[float]:
+    """A value of every listed finished request of the phases."""
+    return [
+        found
+        for phase in phases
+        for request in phase.requests
+        if request.error_class is None and (found := value(request)) is not None
+    ]
+
+
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """The `share` quantile with linear interpolation (Hyndman-Fan type 7), None for no values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    position = share * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def pooled_quantile(value: Value, share: float) -> Callable[[RunRecord, str], float | None]:
+    """How a comparison's metric is read: a quantile over the requests of a phase or group of levels."""
+    return lambda record, phase: quantile(pooled(phases_of(record, phase), value), share)
+
+
+def preemptions_per_1000_requests(record: RunRecord, phase: str) -> float | None:
+    """Preemptions by the engine's counter for 1,000 finished requests."""
+    phases = phases_of(record, phase)
+    return per_request(phases, risen(phases, "preemptions"), 1000)
+
+
+def queue_seconds_per_request(record: RunRecord, phase: str) -> float | None:
+    """Mean wait before the first scheduling, by the engine; waits after a preemption are not in it."""
+    phases = phases_of(record, phase)
+    total, count = risen(phases, "queue_seconds_sum"), risen(phases, "queue_seconds_count")
+    return None if total is None or not count else total / count
+
+
+def stall_seconds_per_request(record: RunRecord, phase: str) -> float | None:
+    """Mean time of a request in gaps between tokens that are stalls, by the client."""
+    ledgers = [phase.ledger for phase in phases_of(record, phase)]
+    counted = sum(ledger.counted for ledger in ledgers if ledger is not None)
+    if None in ledgers or not counted:
+        return None
+    return sum(ledger.stall_gaps_ns for ledger in ledgers if ledger is not None) / counted / 1e9
+
+
+def throughput(record: RunRecord, phase: str) -> float | None:
+    """Output tokens a second over the phases' own seconds."""
+    phases = phases_of(record, phase)
+    seconds = sum(phase.seconds for phase in phases)
+    return sum(phase.output_tokens for phase in phases) / seconds if seconds else None

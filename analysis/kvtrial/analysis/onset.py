@@ -1,0 +1,286 @@
+"""At how many requests in flight does preemption begin? Predicted from the blocks that requests really take. Pure.
+
+Rules (vLLM's V1 scheduler): a request is let in when its whole prompt fits, ceil(prompt / block) blocks; from then on
+it grows by one token a step and ends with ceil((prompt + answer − 1) / block) blocks, since the last token is never
+computed. A running request for which no block is left makes the last of the running ones lose all of its blocks; it
+waits at the head of the queue, and nobody is let in within that step.
+
+For requests of one length this is arithmetic: floor(usable / blocks at the end) are safe, one more is not, because in
+a closed loop the first requests grow in step. Requests of several lengths get a range: below it no choice of them can
+fill the pool, and at its upper end at the latest every replay of their own order has preempted.
+"""
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.plan import OnsetPlan
+
+LEAST_LEVELS = 6
+MOST_RATIO = 1.3
+"""Between adjacent levels near the onset."""
+REPLAYED_REQUESTS_MAX = 400
+REPLAYED_LEVELS_MAX = 512
+TURNAROUNDS_STEPS = (0, 2, 6)
+"""Engine steps between the end of an answer and the next request's arrival."""
+STAGGERS_STEPS = (0, 1, 4)
+"""Engine steps between the arrivals of the first requests."""
+
+
+class Length(Struct, frozen=True):
+    """Tokens of a request's prompt and of the answer that it really gets."""
+
+    prompt_tokens: int
+    answer_tokens: int
+
+
+def blocks_at_admission(length: Length, block_tokens: int) -> int:
+    """Blocks that must be free for a request to be let in."""
+    return math.ceil(length.prompt_tokens / block_tokens)
+
+
+def blocks_at_end(length: Length, block_tokens: int) -> int:
+    """Blocks that a request holds when its last token is sampled."""
+    return math.ceil((length.prompt_tokens + length.answer_tokens - 1) / block_tokens)
+
+
+def predict_onset(
+    lengths: Sequence[Length], usable_blocks: int, block_tokens: int, max_running: int | None = None
+) -> OnsetPlan:
+    """The predicted onset of `lengths`, in the order in which they are sent, over a pool of `usable_blocks`.
+
+    `max_running`: --max-num-seqs. Raises UnusableInput where a request alone does not fit: it would be preempted by
+    itself, for good.
+    """
+    if not lengths:
+        raise UnusableInput("no request, no onset; give the ladder at least one request.")
+    ends = sorted((blocks_at_end(length, block_tokens) for length in lengths), reverse=True)
+    if ends[0] > usable_blocks:
+        raise UnusableInput(
+            f"a request takes {ends[0]} blocks of {block_tokens} tokens at its end, the KV cache has {usable_blocks}: "
+            f"it can't be served at all; use shorter requests, or {ends[0] + 1} blocks or more."
+        )
+    safe = _surely_safe(ends, usable_blocks)
+    if len(set(lengths)) == 1:
+        return _exact(lengths[0], len(lengths), safe, usable_blocks, block_tokens, max_running)
+    return _range(lengths, safe, usable_blocks, block_tokens, max_running)
+
+
+def _surely_safe(ends: Sequence[int], usable_blocks: int) -> int:
+    """The most requests of which any choice fits at its end; `ends` from the largest on, the largest repeated beyond.
+
+    In a closed loop a request is in flight once, so the n largest are the worst that n in flight can be.
+    """
+    held = 0
+    for count, blocks in enumerate(ends):
+        held += blocks
+        if held > usable_blocks:
+            return count
+    # All fit at once: as many more as fit, if there were more of the largest.
+    return len(ends) + (usable_blocks - held) // ends[0]
+
+
+def _exact(
+    length: Length, requests: int, safe: int, usable_blocks: int, block_tokens: int, max_running: int | None
+) -> OnsetPlan:
+    end, admission = blocks_at_end(length, block_tokens), blocks_at_admission(length, block_tokens)
+    safe, admitted = usable_blocks // end, usable_blocks // admission
+    sum_ = (
+        f"{length.prompt_tokens} tokens in and {length.answer_tokens} out take {end} blocks of {block_tokens}, the KV "
+        f"cache has {usable_blocks}"
+    )
+    if max_running is not None and max_running <= safe:
+        return _never(safe, f"{sum_}; max-num-seqs lets in {max_running}, and {safe} fit to their end")
+    if admitted <= safe:
+        return _never(
+            safe, f"{sum_}; as many as are let in ({admitted}, {admission} blocks each) fit to their end ({safe})"
+        )
+    return OnsetPlan(
+        kind="exact", low=safe + 1, high=safe + 1, last_safe=safe, why=f"{sum_}: {safe} fit, {safe + 1} do not"
+    )
+
+
+def _range(
+    lengths: Sequence[Length], safe: int, usable_blocks: int, block_tokens: int, max_running: int | None
+) -> OnsetPlan:
+    replayed = list(lengths[:REPLAYED_REQUESTS_MAX])
+    most = min(len(replayed), max_running or len(replayed), safe + REPLAYED_LEVELS_MAX)
+    first = [
+        next(
+            (
+                level
+                for level in range(safe + 1, most + 1)
+                if replay_preemptions(replayed, level, usable_blocks, block_tokens, max_running, turnaround, stagger)
+            ),
+            None,
+        )
+        for turnaround in TURNAROUNDS_STEPS
+        for stagger in STAGGERS_STEPS
+    ]
+    found = [level for level in first if level is not None]
+    what = f"requests of {len(set(lengths))} different lengths, {usable_blocks} blocks of {block_tokens} tokens"
+    if not found:
+        limit = f"max-num-seqs {max_running}" if max_running is not None and most == max_running else f"{most}"
+        return _never(safe, f"{what}; up to {limit} in flight no replay of their order preempts")
+    if len(found) < len(first):
+        high = most
+        why = f"some replays of their order preempt from {min(found)} in flight on, others not at {most}, the most here"
+    else:
+        high = max(found)
+        why = f"up to {safe} in flight any of them fit, and at {high} at the latest all replays preempted"
+    return OnsetPlan(kind="range", low=safe + 1, high=high, last_safe=safe, why=f"{what}: {why}")
+
+
+def _never(safe: int, why: str) -> OnsetPlan:
+    return OnsetPlan(
+        kind="never", low=None, high=None, last_safe=safe, why=f"{why}, so requests queue and none is preempted"
+    )
+
+
+class _Running:
+    """A request in the replay: tokens that it holds, tokens still to be sampled."""
+
+    __slots__ = ("blocks", "left", "tokens")
+
+    def __init__(self, length: Length) -> None:
+        self.tokens = length.prompt_tokens
+        self.left = length.answer_tokens
+        self.blocks = 0
+
+
+def replay_preemptions(
+    lengths: Sequence[Length],
+    in_flight: int,
+    usable_blocks: int,
+    block_tokens: int,
+    max_running: int | None = None,
+    turnaround_steps: int = 0,
+    stagger_steps: int = 0,
+) -> int:
+    """Preemptions when `lengths` are sent in their order with `in_flight` at a time, by the rules above, step by step.
+
+    A prompt is computed in one step. `turnaround_steps` pass between an answer's end and the next arrival,
+    `stagger_steps` between the arrivals of the first requests.
+    """
+    unsent = deque(_Running(length) for length in lengths)
+    arrivals: deque[int] = deque(number * stagger_steps for number in range(min(in_flight, len(unsent))))
+    waiting: deque[_Running] = deque()
+    running: list[_Running] = []
+    free, step, preemptions = usable_blocks, 0, 0
+    while unsent or waiting or running:
+        while arrivals and arrivals[0] <= step and unsent:
+            arrivals.popleft()
+            waiting.append(unsent.popleft())
+        preempted, position = 0, 0
+        while position < len(running):
+            request = running[position]
+            needed = math.ceil(request.tokens / block_tokens) - request.blocks
+            if needed <= free:
+                free -= needed
+                request.blocks += needed
+                position += 1
+                continue
+            victim = running.pop()
+            free += victim.blocks
+            victim.blocks = 0
+            waiting.appendleft(victim)
+            preempted += 1
+        preemptions += preempted
+        while not preempted and waiting and (max_running is None or len(running) < max_running):
+            needed = math.ceil(waiting[0].tokens / block_tokens)
+            if needed > free:
+                break
+            admitted = waiting.popleft()
+            free -= needed
+            admitted.blocks = needed
+            running.append(admitted)
+        step += 1
+        going = []
+        for request in running:
+            request.tokens += 1
+            request.left -= 1
+            if request.left > 0:
+                going.append(request)
+            else:
+                free += request.blocks
+                arrivals.append(step + turnaround_steps)
+        running = going
+    return preemptions
+
+
+def _next(level: int) -> int:
+    return max(level + 1, math.floor(level * MOST_RATIO))
+
+
+def ladder_levels(onset: OnsetPlan, requests: int) -> list[int]:
+    """Concurrencies around a predicted onset: 1, the last safe one, the onset, one below and two above, at least six.
+
+    From the level below to the last one none is further apart than 1.3, as far as whole numbers allow (3 and 4 are
+    neighbours). For a mix that never preempts the levels surround what fits to its end. Raises UnusableInput where
+    there are fewer requests than the highest level has in flight.
+    """
+    safe = max(1, onset.last_safe)
+    below = max(1, min(safe - 1, math.ceil(safe / MOST_RATIO)))
+    levels = {1, below, safe, math.isqrt(below)}
+    above = onset.low if onset.low is not None else safe + 1
+    levels.add(above)
+    while above < (onset.high or above):
+        above = min(_next(above), onset.high or above)
+        levels.add(above)
+    for _ in range(2):
+        above = _next(above)
+        levels.add(above)
+    while len(levels) < LEAST_LEVELS:
+        within = [level for level in range(2, safe) if level not in levels]
+        above = above if within else _next(above)
+        levels.add(within[-1] if within else above)
+    if max(levels) > requests:
+        raise UnusableInput(
+            f"the ladder goes to {max(levels)} requests in flight and sends {requests} at each level; set the size "
+            f"requests to {max(levels)} or more."
+        )
+    return sorted(levels)
+
+
+def refuse_ladder(levels: Sequence[int], onset: OnsetPlan) -> None:
+    """Raise UnusableInput, with a ladder that would do, for levels that can't show where preemption begins."""
+    problem = _ladder_problem(sorted(levels), onset)
+    if problem:
+        wanted = ladder_levels(onset, 10**9)
+        raise UnusableInput(
+            f"the ladder {sorted(levels)} {problem}; leave kvtrial_ladder out, or give for example {wanted}."
+        )
+
+
+def _ladder_problem(levels: Sequence[int], onset: OnsetPlan) -> str | None:
+    if len(set(levels)) < LEAST_LEVELS or len(set(levels)) != len(levels) or levels[0] < 1:
+        return f"has no {LEAST_LEVELS} different levels from 1 on"
+    if levels[0] != 1:
+        return "lacks 1, the single request that passes where a stream does not"
+    if onset.low is None or onset.high is None:
+        return None
+    wanted = {onset.last_safe, onset.low} if onset.kind == "exact" else {onset.last_safe}
+    if lacking := sorted(wanted - set(levels) - {0}):
+        return f"lacks {lacking[0]}: the last safe level is {onset.last_safe}, the onset {_words(onset)}"
+    if levels[-1] < onset.high:
+        return f"ends below the onset {_words(onset)}"
+    for lower, upper in itertools.pairwise(levels):
+        near = lower <= onset.high and upper >= onset.last_safe and lower >= onset.last_safe / MOST_RATIO
+        if near and upper > _next(lower):
+            return f"steps from {lower} to {upper} near the onset ({_words(onset)}), by more than {MOST_RATIO}"
+    return None
+
+
+def _words(onset: OnsetPlan) -> str:
+    return str(onset.low) if onset.low == onset.high else f"{onset.low} to {onset.high}"
+
+
+def onset_words(onset: OnsetPlan) -> str:
+    """The prediction in a sentence without its full stop."""
+    if onset.kind == "never":
+        return f"no preemption is predicted at any level: {onset.why}"
+    return f"preemption is predicted from {_words(onset)} requests in flight on: {onset.why}"

@@ -1,0 +1,162 @@
+"""A ladder's answer in words: the regime, what it rests on, and what each change buys. Pure."""
+
+from collections.abc import Sequence
+
+from kvtrial.record.ladder import ArmLadder, LadderResult, Level, Reached
+
+FEW_DIGITS = 3
+
+
+def regime_of(result: LadderResult, control: str) -> list[str]:
+    """The regime of a host in sentences: onset, service, process, what runs out first, changes, recomputation."""
+    own = next(ladder for ladder in result.arms if ladder.arm == control)
+    said = [onset_sentence(result), out_sentence(own)]
+    said += [reached_sentence(control, entry) for entry in own.reached]
+    said += [process_sentence(own.levels), service_sentence(own.levels), reserve_sentence(own.levels)]
+    said += [recomputed_sentence(own.levels)]
+    for ladder in result.arms:
+        if ladder.arm != control:
+            said += change_sentences(ladder, own)
+    for ladder in result.arms:
+        said += cost_sentences(ladder)
+    return [sentence for sentence in said if sentence]
+
+
+def onset_sentence(result: LadderResult) -> str:
+    """The measured onset beside the predicted one, with the error in requests."""
+    predicted = result.onset_predicted
+    told = "no preemption was predicted" if predicted is None else f"predicted {_span(predicted)}"
+    if result.onset_measured is None:
+        return f"No level was preempted ({told})."
+    runs = len(result.onset_by_run)
+    same = sum(onset == result.onset_measured for onset in result.onset_by_run)
+    error = "" if result.error_requests is None else f", error {_requests(result.error_requests)}"
+    every = f"in {same} of {runs} runs" if same < runs else f"in every one of {runs} runs" if runs > 1 else "in 1 run"
+    return f"Preemption begins at {result.onset_measured} requests in flight, {every} ({told}{error})."
+
+
+def _span(ends: Sequence[int]) -> str:
+    return str(ends[0]) if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+
+
+def _requests(error: int) -> str:
+    return "0 requests" if not error else f"{error:+d} request{'s' if abs(error) > 1 else ''}"
+
+
+def out_sentence(ladder: ArmLadder) -> str:
+    """Which resource runs out first."""
+    if ladder.first_out_at is None:
+        return f"Nothing runs out within the ladder: {ladder.why}."
+    names = {
+        "KV cache": "the KV cache",
+        "sequences": "the number of sequences (max_num_seqs)",
+        "compute": "the compute",
+    }
+    return f"The first to run out is {names[ladder.first_out_of]}, at {ladder.first_out_at} in flight: {ladder.why}."
+
+
+def reached_sentence(arm: str, entry: Reached) -> str:
+    """The highest load within a profile."""
+    if entry.concurrency is None:
+        return f"Profile {entry.profile}: not even one request at a time keeps it with {arm}: {entry.broken_by}."
+    rate = "" if entry.output_tokens_per_second is None else f", {entry.output_tokens_per_second:,.0f} output tokens/s"
+    end = f"; {entry.broken_by}" if entry.broken_by else "; no higher level was asked for"
+    return f"Profile {entry.profile}: up to {entry.concurrency} in flight with {arm}{rate}{end}."
+
+
+def process_sentence(levels: Sequence[Level]) -> str:
+    """Whether the process was stable, by itself: nothing failed."""
+    requests = sum(level.requests for level in levels)
+    failed, aborted = sum(level.failed for level in levels), sum(level.aborted for level in levels)
+    return f"Process: {requests:,} requests completed, {failed} failed, {aborted} aborted; the server stayed alive."
+
+
+def service_sentence(levels: Sequence[Level]) -> str:
+    """What service the requests got where preemption is heaviest, against the level before the first one."""
+    worst = max((level for level in levels if level.preemptions), key=_preempted, default=None)
+    if worst is None:
+        return "Service: no request was preempted at any level."
+    text = (
+        f"Service: at {worst.concurrency} in flight {_preempted(worst):.2g} preemptions a request "
+        f"({worst.preemptions} in {worst.runs} runs, {worst.pattern})"
+    )
+    calm = next((level for level in reversed(levels) if not level.preemptions), None)
+    if calm is None:
+        return f"{text}."
+    return (
+        f"{text}; against {calm.concurrency} in flight the p95 from send to last token is "
+        f"{_seconds(worst.e2e_p95_seconds)} ({_seconds(calm.e2e_p95_seconds)}), the longest gap between tokens "
+        f"{_seconds(worst.longest_gap_max_seconds)} ({_seconds(calm.longest_gap_max_seconds)}), the median time to "
+        f"first token {_seconds(worst.ttft_median_seconds)} ({_seconds(calm.ttft_median_seconds)})."
+    )
+
+
+def _preempted(level: Level) -> float:
+    return level.preemptions_per_request or 0.0
+
+
+def reserve_sentence(levels: Sequence[Level]) -> str:
+    """Requested max_tokens against what the answers got."""
+    level = levels[-1]
+    if level.limit_reached_share is None or level.max_tokens_mean is None or level.answer_tokens_mean is None:
+        return ""
+    share = f"{level.limit_reached_share:.0%} of answers reach the limit that was asked for"
+    return (
+        f"Reserve: max_tokens {level.max_tokens_mean:,.0f} on average, answers of {level.answer_tokens_mean:,.0f} "
+        f"tokens; {share}. V1 sets nothing aside for max_tokens: answers take blocks as they grow."
+    )
+
+
+def recomputed_sentence(levels: Sequence[Level]) -> str:
+    """The bound of recomputed tokens, and how it is made."""
+    most = sum(level.recomputed_tokens_at_most or 0 for level in levels)
+    if not most:
+        return ""
+    return (
+        f"Recomputed: at most {most:,} tokens. No version counts them; the bound is preemptions × (tokens of the "
+        f"longest request − 1) by level, and what of it the prefix cache gave back is counted nowhere."
+    )
+
+
+def change_sentences(ladder: ArmLadder, control: ArmLadder) -> list[str]:
+    """What one change buys: preemptions, where its delay went, and per unit of what it costs."""
+    if ladder.fewer_preemptions_per_1000 is None:
+        return []
+    more = ladder.fewer_preemptions_per_1000
+    word = "fewer" if more >= 0 else "MORE"
+    text = f"{ladder.arm} ({ladder.title}): {abs(more):.3g} {word} preemptions per 1,000 requests above the onset"
+    if ladder.fewer_preemptions_per_1000_per_unit is not None and ladder.cost_amount is not None:
+        less = "more" if ladder.cost_amount > 0 else "less"
+        text += (
+            f" for {_number(abs(ladder.cost_amount))} {less} {ladder.cost_unit}"
+            f" ({_number(abs(ladder.fewer_preemptions_per_1000_per_unit))} per {ladder.cost_unit})"
+        )
+    moved = ladder.moved_note or "where its delay went is not known"
+    onset = f"onset {ladder.onset_measured}" if ladder.onset_measured is not None else "no preemption on this ladder"
+    said = [f"{text}; {onset} (control {control.onset_measured}); {moved}."]
+    if ladder.changes_work:
+        said.append(f"{ladder.arm} changes the work: {ladder.changes_work}.")
+    return said
+
+
+def cost_sentences(ladder: ArmLadder) -> list[str]:
+    """Money, from the user's own prices."""
+    said = []
+    for cost in ladder.costs:
+        parts = [f"{cost.per_hour:.4g} {cost.currency} an hour"]
+        if cost.per_million_output_tokens is not None:
+            parts.append(f"{cost.per_million_output_tokens:.4g} {cost.currency} per million output tokens")
+        if cost.per_request_within_objective is not None:
+            parts.append(f"{cost.per_request_within_objective:.4g} {cost.currency} per request within the objective")
+        said.append(f"Cost of {ladder.arm} at {cost.concurrency} in flight ({cost.profile}): {', '.join(parts)}.")
+    return said
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.{FEW_DIGITS}g}"
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "not measured"
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"

@@ -1,0 +1,102 @@
+"""Sizes of a CPU tier: shares of the GPU's KV cache in a plan, and which one is worth its RAM in a verdict. Pure."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from msgspec.structs import replace
+
+from kvtrial.analysis.faults import Pair
+from kvtrial.analysis.levels import risen
+from kvtrial.record.plan import Capacity
+from kvtrial.record.protocol import Protocol
+from kvtrial.record.verdict import ComparisonResult, TierBudget, TierRow
+
+
+def with_tier_sizes(protocol: Protocol, capacity: Capacity, chunk_tokens: int) -> Protocol:
+    """The protocol with the sizes that its `tiers` give in percent of the usable GPU KV cache, in whole chunks."""
+    chunk_bytes = chunk_tokens * capacity.kv_bytes_per_token
+    gpu_bytes = capacity.usable_gpu_blocks * capacity.block_tokens * capacity.kv_bytes_per_token
+    sizes = {
+        name: -(-gpu_bytes * percent // (100 * chunk_bytes)) * chunk_bytes
+        for name, percent in (protocol.tiers or {}).items()
+    }
+    return replace(protocol, sizes={**protocol.sizes, **sizes})
+
+
+def tier_budget(
+    protocol: Protocol, pairs: Sequence[Pair], comparisons: Sequence[ComparisonResult]
+) -> TierBudget | None:
+    """Each tier with what it gave back and at which effect, and the RAM budget that follows; None without tiers."""
+    if not protocol.tiers or not pairs:
+        return None
+    rows = [
+        row
+        for arm in protocol.arms
+        if arm != protocol.control and (row := _row(protocol, arm, pairs, comparisons)) is not None
+    ]
+    rows.sort(key=lambda row: row.tier_bytes)
+    paying = [row for row in rows if row.verdict == "BETTER"]
+    if not paying:
+        return TierBudget(rows, None, f"no tier is shown to pay: drop it ({_said(rows)})")
+    chosen = next((row for row in paying if _as_good(row, paying[-1], comparisons)), paying[-1])
+    larger = [row.arm for row in rows if row.tier_bytes > chosen.tier_bytes]
+    smaller = [row.arm for row in rows if row.tier_bytes < chosen.tier_bytes]
+    advice = f"{chosen.arm}: {chosen.tier_bytes:,} bytes of RAM ({chosen.times_gpu_kv:.3g} times the GPU's KV cache)"
+    if larger:
+        advice += f"; {', '.join(larger)} buys nothing more: shrink it to that"
+    if smaller:
+        advice += f"; {', '.join(smaller)} is not shown to pay: drop it"
+    return TierBudget(rows, chosen.tier_bytes, f"{advice} ({_said(rows)})")
+
+
+def _row(
+    protocol: Protocol, arm: str, pairs: Sequence[Pair], comparisons: Sequence[ComparisonResult]
+) -> TierRow | None:
+    found = _comparison(comparisons, arm, protocol.control)
+    runs = [pair.runs[arm] for pair in pairs if arm in pair.runs]
+    if found is None or not runs or arm not in runs[0].capacity.tier_bytes:
+        return None
+    capacity = runs[0].capacity
+    gpu = capacity.usable_gpu_blocks * capacity.block_tokens * capacity.kv_bytes_per_token
+    loads = [risen([phase for phase in run.phases if phase.name == found.phase], "load_bytes") or 0.0 for run in runs]
+    return TierRow(
+        arm=arm,
+        tier_bytes=capacity.tier_bytes[arm],
+        times_gpu_kv=capacity.tier_bytes[arm] / gpu,
+        loaded_bytes_per_run=fmean(loads),
+        effect=found.effect,
+        ci_low=found.ci_low,
+        ci_high=found.ci_high,
+        verdict=found.verdict,
+    )
+
+
+def _comparison(comparisons: Sequence[ComparisonResult], arm: str, against: str) -> ComparisonResult | None:
+    """The arm's comparison on the metric and phase of the primary one."""
+    primary = next((item for item in comparisons if item.role == "primary"), None)
+    return next(
+        (
+            item
+            for item in comparisons
+            if primary is not None
+            and (item.arm, item.against, item.metric, item.phase) == (arm, against, primary.metric, primary.phase)
+        ),
+        None,
+    )
+
+
+def _as_good(row: TierRow, largest: TierRow, comparisons: Sequence[ComparisonResult]) -> bool:
+    """Whether a tier is not shown to give less than the largest one that pays."""
+    if row.arm == largest.arm:
+        return True
+    direct = _comparison(comparisons, row.arm, largest.arm)
+    return direct is not None and direct.ci_low is not None and direct.verdict != "WORSE" and direct.ci_low <= 1.0
+
+
+def _said(rows: Sequence[TierRow]) -> str:
+    return "; ".join(
+        f"{row.arm} {row.verdict}"
+        + (f" ×{row.effect:.3g}" if row.effect is not None else "")
+        + f", {row.loaded_bytes_per_run:,.0f} bytes loaded a run"
+        for row in rows
+    )

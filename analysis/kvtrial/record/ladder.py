@@ -1,0 +1,117 @@
+"""Schema of a ladder's answer: a part of the verdict."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+Pattern = Literal["none", "one burst", "continuous", "not seen"]
+OutOf = Literal["KV cache", "sequences", "compute", "nothing yet"]
+
+
+class Level(Struct, frozen=True):
+    """One level of the ladder, of one arm. Counts are sums over its runs, times medians over runs of the run's value.
+
+    `preemptions_by_run`: in the order of pairs. `pattern`: how they lie in time. Queue time is the engine's and holds
+    no wait after a preemption; `stall_seconds_per_request` is the client's and bounds those waits from above.
+    `recomputed_tokens_at_most`: preemptions × the longest request's tokens, since no version counts them.
+    `limit_reached_share`: of answers as long as the max_tokens that was asked for.
+    """
+
+    concurrency: int
+    runs: int
+    requests: int
+    preemptions: int
+    failed: int
+    aborted: int
+    preemptions_by_run: list[int]
+    preemptions_per_request: float | None
+    preemptions_per_second: float | None
+    pattern: Pattern
+    ttft_median_seconds: float | None
+    ttft_p95_seconds: float | None
+    inter_token_median_seconds: float | None
+    longest_gap_p95_seconds: float | None
+    longest_gap_max_seconds: float | None
+    queue_seconds_per_request: float | None
+    stall_seconds_per_request: float | None
+    stalled_requests: int
+    e2e_median_seconds: float | None
+    e2e_p95_seconds: float | None
+    output_tokens_per_second: float | None
+    running_peak: float | None
+    waiting_peak: float | None
+    kv_used_share_peak: float | None
+    prompt_tokens_mean: float | None
+    max_tokens_mean: float | None
+    answer_tokens_mean: float | None
+    limit_reached_share: float | None
+    recomputed_tokens_at_most: int | None
+    server_difference_share: float | None
+
+
+class Reached(Struct, frozen=True):
+    """The highest level up to which every level kept an objective, None where not even the first did.
+
+    `broken_by` says what the next level broke.
+    """
+
+    profile: str
+    concurrency: int | None
+    requests_within_share: float | None
+    output_tokens_per_second: float | None
+    broken_by: str
+
+
+class LevelCost(Struct, frozen=True):
+    """What the highest level within a profile costs, in the user's currency."""
+
+    profile: str
+    concurrency: int
+    currency: str
+    per_hour: float
+    per_million_output_tokens: float | None
+    per_request_within_objective: float | None
+
+
+class ArmLadder(Struct, frozen=True):
+    """One arm's ladder: its levels, what it reaches, and for a variant what it buys against the control.
+
+    `cost_amount` of `cost_unit` is what it takes more of (negative: less). `fewer_preemptions_per_1000_per_unit` is its
+    effect above the onset for one unit.
+    """
+
+    arm: str
+    title: str
+    levels: list[Level]
+    onset_predicted: list[int] | None
+    onset_measured: int | None
+    reached: list[Reached]
+    first_out_of: OutOf
+    first_out_at: int | None
+    why: str
+    cost_unit: str | None = None
+    cost_amount: float | None = None
+    fewer_preemptions_per_1000: float | None = None
+    fewer_preemptions_per_1000_per_unit: float | None = None
+    costs: list[LevelCost] = []
+    moved: bool | None = None
+    moved_note: str = ""
+    changes_work: str = ""
+
+
+class LadderResult(Struct, frozen=True):
+    """The ladder of a host. `levels` and the onsets are the control's.
+
+    `onset_predicted`: [low, high], None where none was predicted. `onset_measured`: the lowest level with a preemption
+    in any run; `onset_by_run` of each run by itself. `error_requests`: how far it lies outside the prediction.
+    """
+
+    host: str
+    levels: list[Level]
+    onset_predicted: list[int] | None
+    onset_measured: int | None
+    onset_by_run: list[int | None]
+    error_requests: int | None
+    prediction: str
+    regime: list[str]
+    arms: list[ArmLadder]

@@ -1,0 +1,132 @@
+"""Kinds of out of memory told apart: by a real kill at a cgroup's limit where one may be made, else by real texts."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from kvtrial.host import memory
+from kvtrial.host.memory import MemoryWatch, memory_counters
+from kvtrial.record.enginelog import diagnose
+from kvtrial.record.oom import SENTENCES, MemoryCounters, tell_apart
+
+LIMIT_BYTES = 48 * 2**20
+QUIET = MemoryCounters(0, 0, 0)
+# Takes 256 MiB, page by page, once it is told to.
+GREEDY = "import sys; sys.stdin.readline(); b = bytearray(256 << 20)\nfor at in range(0, len(b), 4096): b[at] = 1"
+STARTED = "INFO: Application startup complete.\n"
+CUDA = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB\n"
+)
+KERNEL = "[ 911.2] Out of memory: Killed process 4242 (VLLM::EngineCor) total-vm:9000kB, anon-rss:8000kB"
+CGROUP = "[ 911.2] Memory cgroup out of memory: Killed process 4242 (VLLM::EngineCor) total-vm:9000kB, anon-rss:8000kB"
+
+
+@pytest.fixture(name="limited")
+def _limited():
+    """A process in a cgroup of its own with a memory limit; skips where none can be made."""
+    root = memory.CGROUPS / "memory" if (memory.CGROUPS / "memory").is_dir() else memory.CGROUPS
+    folder = root / f"kvtrial-test-{os.getpid()}"
+    limit = folder / ("memory.limit_in_bytes" if root.name == "memory" else "memory.max")
+    try:
+        folder.mkdir()
+        limit.write_text(str(LIMIT_BYTES))
+    except OSError as error:
+        if folder.exists():
+            folder.rmdir()
+        pytest.skip(f"no cgroup with a memory limit can be made here: {error}")
+    process = subprocess.Popen([sys.executable, "-c", GREEDY], stdin=subprocess.PIPE, text=True)
+    try:
+        (folder / "cgroup.procs").write_text(str(process.pid))
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        until = time.monotonic() + 5
+        while folder.exists() and time.monotonic() < until:
+            try:
+                folder.rmdir()
+            except OSError:
+                time.sleep(0.05)
+
+
+def test_a_real_kill_at_a_cgroups_limit_is_told_from_one_of_the_whole_machine(limited, monkeypatch):
+    folder = next(iter(memory._memory_cgroups(limited.pid)))
+    assert folder.name.startswith("kvtrial-test-")
+    # Its cgroup outlives it, as a container's does its engine; the process is asked for by then.
+    monkeypatch.setattr(memory, "_memory_cgroups", lambda pid: iter([folder]))
+    watch = MemoryWatch(limited.pid)
+    before = memory_counters(limited.pid)
+    limited.stdin.write("\n")
+    limited.stdin.flush()
+    returncode = limited.wait(timeout=60)
+    assert returncode == -signal.SIGKILL
+    after = watch.now()
+    assert after.cgroup_kills - before.cgroup_kills == 1
+    told = tell_apart(None, before, after, watch.new_lines(), returncode)
+    assert told.kind == "cgroup_limit"
+    assert "with RAM left on the machine" in told.sentence and "signal 9" in told.evidence
+    assert tell_apart(None, before, after, [], returncode).kind == "cgroup_limit"
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("kernel_oom_killer", {"after": MemoryCounters(1, 1, 0), "kernel_lines": [KERNEL]}),
+        ("kernel_oom_killer", {"after": MemoryCounters(1, 1, 0)}),
+        ("kernel_oom_killer", {"after": MemoryCounters(1, None, None)}),
+        ("cgroup_limit", {"after": MemoryCounters(1, 1, 7)}),
+        ("cgroup_limit", {"after": MemoryCounters(None, None, None), "kernel_lines": [KERNEL, CGROUP]}),
+        ("preemption", {"after": QUIET, "preemptions": 7.0}),
+        ("none", {"after": QUIET, "preemptions": 0.0}),
+        # At its limit a cgroup first gives back caches: that alone kills nobody.
+        ("none", {"after": MemoryCounters(0, 0, 900)}),
+    ],
+)
+def test_kinds_are_told_apart_by_counters_and_the_kernels_log(kind, told):
+    assert tell_apart(None, QUIET, **told).kind == kind
+
+
+@pytest.mark.parametrize(
+    ("log", "kind"),
+    [(CUDA, "cuda_at_start"), (STARTED + CUDA, "cuda_in_flight"), (STARTED + "all is well", "none")],
+)
+def test_cudas_own_error_is_told_by_the_engines_log_at_start_and_in_flight(log, kind):
+    known = diagnose(log, "0.32.0")
+    assert tell_apart(known.class_ if known else None, QUIET, QUIET).kind == kind
+
+
+def test_the_kernels_word_outranks_what_the_engines_parent_says():
+    log = STARTED + "EngineCore encountered a fatal error"
+    killed = tell_apart(diagnose(log, "0.32.0").class_, QUIET, MemoryCounters(1, 1, 3), [CGROUP])
+    assert killed.kind == "cgroup_limit"
+
+
+def test_a_preemption_during_a_cuda_error_is_still_the_error():
+    assert tell_apart("cuda_oom_runtime", QUIET, QUIET, preemptions=5.0).kind == "cuda_in_flight"
+
+
+def test_every_kind_has_its_own_sentence_and_says_what_it_is_not():
+    sentences = [sentence for sentence, _ in SENTENCES.values()]
+    assert len(set(sentences)) == len(SENTENCES)
+    for kind in ("cuda_at_start", "cuda_in_flight", "kernel_oom_killer", "cgroup_limit"):
+        assert "no preemption" in SENTENCES[kind][0]
+
+
+def test_a_version_two_cgroup_is_read_with_those_above_it(tmp_path, monkeypatch):
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    inner = groups / "system.slice" / "engine.service"
+    inner.mkdir(parents=True)
+    (proc / "7").mkdir(parents=True)
+    (proc / "7" / "cgroup").write_text("0::/system.slice/engine.service\n")
+    (proc / "vmstat").write_text("nr_free_pages 1\noom_kill 4\n")
+    (inner / "memory.events").write_text("low 0\nhigh 0\nmax 12\noom 2\noom_kill 2\n")
+    (inner.parent / "memory.events").write_text("low 0\nhigh 0\nmax 0\noom 0\noom_kill 3\n")
+    monkeypatch.setattr(memory, "PROC", proc)
+    monkeypatch.setattr(memory, "CGROUPS", groups)
+    assert memory_counters(7) == MemoryCounters(4, 3, 12)
+    (Path(proc) / "vmstat").unlink()
+    assert memory_counters(8) == MemoryCounters(None, None, None)

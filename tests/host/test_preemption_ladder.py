@@ -1,0 +1,64 @@
+"""A pair of preemption_ladder by the host program on the stand-in engine: counts, resets, ledger, time line."""
+
+import pytest
+from kvtrial.analysis.faults import sort_pairs
+from kvtrial.analysis.gates import GateContext, run_gates
+from kvtrial.analysis.levels import phases_of, risen
+
+LADDER = {
+    "gpu_blocks": 17,
+    "more_gpu_blocks": 33,
+    "prompt_tokens": 64,
+    "output_tokens": 64,
+    "reserve_tokens": 100,
+    "warmup_tokens": 4,
+    "model_tokens": 512,
+}
+BLOCKS_A_REQUEST = 4
+
+
+def ladder(trial, runs=3, **changes):
+    return trial(runs=runs, protocol="preemption_ladder", sizes=LADDER, slowdown=2, **changes)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_preemption_begins_at_the_predicted_level_and_more_blocks_take_it_away(trial):
+    trial = ladder(trial)
+    planned = trial.host_plan.ladder
+    assert planned.onset["base"].low == 16 // BLOCKS_A_REQUEST + 1
+    trial.run()
+    runs = {record.arm: record for record in trial.records()}
+    assert [run.outcome for run in runs.values()] == ["completed"] * 3
+    counts = {
+        arm: {phase.concurrency: risen([phase], "preemptions") for phase in phases_of(run, "ladder")}
+        for arm, run in runs.items()
+    }
+    assert all((count > 0) == (level >= 5) for level, count in counts["base"].items())
+    assert set(counts["more_kv"].values()) == set(counts["fewer_seqs"].values()) == {0.0}
+    for run in runs.values():
+        for phase in phases_of(run, "ladder"):
+            assert phase.reset.succeeded
+            assert risen([phase], "prefix_cache_hits_tokens") == 0
+            assert {(r.output_tokens, r.max_tokens, r.finish_reason) for r in phase.requests} == {(64, 100, "stop")}
+            assert phase.ledger.counted == phase.finished == 8
+            for row in phase.ledger.requests:
+                assert row.lag_ns + row.first_token_ns + row.normal_gaps_ns + row.stall_gaps_ns == row.e2e_ns
+    busiest = phases_of(runs["base"], "above_onset")[-1]
+    assert max(point.kv_used_share for point in busiest.pressure) > 0.5
+    assert trial.gate("levels_reset").passed is True
+    assert trial.gate("prompts_and_outputs_equal").passed is not False
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_an_engine_that_can_not_be_reset_fails_the_gate_that_proves_it(trial):
+    trial = ladder(trial, runs=1, engine_env={"VLLM_SERVER_DEV_MODE": "0"})
+    trial.run()
+    record = trial.records()[0]
+    assert {phase.reset.succeeded for phase in phases_of(record, "ladder")} == {False}
+    # One run of one arm is no pair, so the gate is asked about the run itself.
+    protocol = trial.plan.protocol
+    context = GateContext(protocol, "h1", sort_pairs([record], list(protocol.arms)), [record])
+    gate = next(result for result in run_gates(context) if result.gate == "levels_reset")
+    assert gate.passed is False
+    assert "the reset did not succeed" in gate.detail
+    assert sum(risen([phase], "prefix_cache_hits_tokens") for phase in phases_of(record, "ladder")) > 0

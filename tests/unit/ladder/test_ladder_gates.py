@@ -1,0 +1,108 @@
+"""The gates of a ladder, each seen failing on a planted fault."""
+
+import pytest
+from kvtrial.analysis.faults import MAX_PAIR_GAP_SECONDS, completed_runs, sort_pairs
+from kvtrial.analysis.gates import GATES, GateContext, run_gates
+from ladder_build import ARMS, ladder_protocol, ladder_records
+from msgspec.structs import replace
+
+LADDER_GATES = {"levels_reset", "server_time_adds_up", "capacity_as_planned", "vram_headroom"}
+GPU = {"name": "Example GPU", "memory.total": "143771"}
+
+
+def judged(records):
+    pairs = sort_pairs(records, list(ARMS), {n: len(ARMS) for n in range(1, 7)}, MAX_PAIR_GAP_SECONDS)
+    context = GateContext(ladder_protocol(), "h1", pairs, completed_runs(records, pairs))
+    return {result.gate: result for result in run_gates(context)}
+
+
+def everywhere(change, arm=None):
+    """Records with a change to one level of one run of an arm."""
+    records = ladder_records()
+    at = next(n for n, run in enumerate(records) if run.pair == 3 and run.arm == (arm or "base"))
+    run = records[at]
+    phases = [change(phase) if phase.name == "load_5" else phase for phase in run.phases]
+    records[at] = replace(run, phases=phases)
+    return records
+
+
+def raised(phase, **amounts):
+    return replace(phase, after=phase.after | {k: (phase.after.get(k) or 0.0) + v for k, v in amounts.items()})
+
+
+def test_honest_records_pass_every_gate():
+    assert {name: result.passed for name, result in judged(ladder_records()).items() if not result.passed} == {}
+
+
+def test_the_ladders_gates_are_registered_and_planted_here():
+    assert set(GATES) >= LADDER_GATES
+    assert set(ladder_protocol().gates) >= LADDER_GATES
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda p: replace(p, reset=replace(p.reset, succeeded=False, tries=40, detail="status 200")), "40 tries"),
+        (lambda p: raised(p, prefix_cache_hits_tokens=256.0), "256 prompt tokens came from the engine's own"),
+        (lambda p: raised(p, external_prefix_cache_hits_tokens=64.0), "64 prompt tokens came from the tier"),
+        (lambda p: replace(p, before=p.before | {"requests_running": 1.0}), "requests running 1 when the level began"),
+        (lambda p: replace(p, before=p.before | {"requests_waiting": 2.0}), "requests waiting 2 when the level began"),
+    ],
+    ids=["no success", "hits in its own cache", "hits in a tier", "somebody runs", "somebody waits"],
+)
+def test_a_level_that_did_not_begin_empty_fails(change, says):
+    result = judged(everywhere(change))["levels_reset"]
+    assert result.passed is False
+    assert "pair 3, arm base, phase load_5" in result.detail and says in result.detail
+
+
+def test_a_connector_whose_tier_was_not_emptied_fails():
+    records = [replace(run, launch=replace(run.launch, connector="OffloadingConnector")) for run in ladder_records()]
+    assert "the tier was not emptied" in judged(records)["levels_reset"].detail
+
+
+@pytest.mark.parametrize("seconds", [0.5, -0.5])
+def test_times_of_the_engine_that_do_not_add_up_fail_in_both_directions(seconds):
+    result = judged(everywhere(lambda p: raised(p, decode_seconds_sum=seconds)))["server_time_adds_up"]
+    assert result.passed is False and "differ from end-to-end" in result.detail
+
+
+def test_a_pool_of_another_size_than_planned_fails():
+    records = ladder_records()
+    records = [
+        replace(run, resolved=replace(run.resolved, cache_config={"num_gpu_blocks": "64", "block_size": "32"}))
+        if run.arm == "base"
+        else run
+        for run in records
+    ]
+    assert "63 usable blocks of 32 tokens, planned were 64" in judged(records)["capacity_as_planned"].detail
+
+
+@pytest.mark.parametrize(("used_mib", "passed"), [(140_000, True), (142_000, False)])
+def test_more_kv_cache_must_leave_the_headroom_of_the_other_buffers(used_mib, passed):
+    records = [
+        replace(
+            run,
+            conditions=replace(run.conditions, gpus=[GPU]),
+            samples=replace(run.samples, vram_used_peak_bytes=used_mib * 2**20, vram_foreign_processes=0),
+        )
+        for run in ladder_records()
+    ]
+    result = judged(records)["vram_headroom"]
+    assert result.passed is passed and "least free VRAM" in result.detail
+
+
+def test_vram_that_was_not_sampled_is_not_decided():
+    records = [replace(run, conditions=replace(run.conditions, gpus=[GPU])) for run in ladder_records()]
+    assert judged(records)["vram_headroom"].passed is None
+
+
+def test_arms_of_one_pool_must_have_the_same_blocks():
+    records = ladder_records()
+    records = [
+        replace(run, resolved=replace(run.resolved, cache_config={"num_gpu_blocks": "70", "block_size": "32"}))
+        if run.arm == "fewer_seqs" and run.pair == 2
+        else run
+        for run in records
+    ]
+    assert judged(records)["launch_differs_as_declared"].passed is False

@@ -1,0 +1,242 @@
+"""A ladder's answer from synthetic records: onset beside prediction, regime, objectives, prices, and MOVED."""
+
+import pytest
+from kvtrial.analysis.answer import ten_lines
+from kvtrial.analysis.ladder import first_out, onset_error, pattern_of, reach
+from kvtrial.analysis.ledger import judge_moved, server_ledger
+from kvtrial.analysis.levels import phases_of
+from kvtrial.analysis.prices import Prices, Resources, costs, price_per_hour
+from kvtrial.analysis.report import build_report
+from kvtrial.analysis.verdict import conclude
+from kvtrial.record.plan import OnsetPlan
+from kvtrial.record.pressure import PressurePoint, RequestTimes, phase_ledger, request_ledger
+from kvtrial.record.protocol import Objective
+from ladder_build import LEVELS, REQUESTS, Shape, ladder_protocol, ladder_records, preempting
+from msgspec.structs import replace
+
+
+@pytest.fixture(scope="module")
+def verdict():
+    return conclude(ladder_protocol(), {"h1": ladder_records()}, "c1")
+
+
+def compared(verdict, arm, metric):
+    return next(c for c in verdict.comparisons if c.arm == arm and c.metric == metric)
+
+
+def test_more_kv_memory_is_better_on_preemptions_by_a_difference_per_1000_requests(verdict):
+    assert verdict.verdict == "BETTER", verdict.reason
+    primary = compared(verdict, "more_kv", "preemptions_per_1000_requests")
+    assert (primary.role, primary.effect_scale, primary.phase) == ("primary", "difference", "above_onset")
+    # 2, 4 and 6 preemptions over three levels of 8 requests.
+    assert primary.effect == pytest.approx(-1000 * 12 / 24)
+    assert primary.moved is False
+
+
+def test_fewer_sequences_take_the_preemptions_away_and_move_the_delay_into_the_queue(verdict):
+    fewer = compared(verdict, "fewer_seqs", "preemptions_per_1000_requests")
+    assert fewer.verdict == "BETTER"
+    assert fewer.moved is True
+    arm = next(arm for arm in verdict.ladder.arms if arm.arm == "fewer_seqs")
+    assert arm.moved_note.startswith("MOVED: queueing took what preemption gave")
+
+
+def test_a_real_gain_is_not_called_moved():
+    def gaining(arm, level, pair):
+        """Fewer sequences queue a tenth of what they no longer stall."""
+        shape = preempting(arm, level, pair)
+        if arm == "fewer_seqs" and level > 4:
+            return Shape(0, 0.01 * (level - 4), 0.0)
+        return shape
+
+    verdict = conclude(ladder_protocol(), {"h1": ladder_records(gaining)}, "c1")
+    fewer = compared(verdict, "fewer_seqs", "preemptions_per_1000_requests")
+    assert (fewer.verdict, fewer.moved) == ("BETTER", False)
+    arm = next(arm for arm in verdict.ladder.arms if arm.arm == "fewer_seqs")
+    assert arm.moved_note.startswith("not moved: a request stalls")
+
+
+@pytest.mark.parametrize(
+    ("queue", "moved"),
+    [(0.0, False), (0.02, False), (0.2, True), (0.5, True)],
+    ids=["nothing taken", "a tenth taken", "all of it", "more than it"],
+)
+def test_moved_is_said_only_when_the_queue_took_as_much_as_preemption_gave(queue, moved):
+    noise = [0.001, -0.001, 0.002, -0.002, 0.0005, -0.0005]
+    stall = [0.0 + n for n in noise], [0.2 - n for n in noise]
+    waits = [queue + 0.01 + n for n in noise], [0.01] * 6
+    assert judge_moved("a", "b", stall, waits).moved is moved
+
+
+def test_five_pairs_are_too_few_to_say_moved():
+    assert judge_moved("a", "b", ([0.0] * 5, [0.2] * 5), ([0.3] * 5, [0.0] * 5)).moved is None
+
+
+def test_the_measured_onset_stands_beside_the_predicted_one(verdict):
+    ladder = verdict.ladder
+    assert (ladder.onset_predicted, ladder.onset_measured, ladder.error_requests) == ([5, 5], 5, 0)
+    assert ladder.onset_by_run == [5] * 6
+    assert [level.concurrency for level in ladder.levels] == list(LEVELS)
+    assert [level.preemptions for level in ladder.levels] == [0, 0, 0, 12, 24, 36]
+    assert ladder.levels[0].requests == 6 * REQUESTS
+    assert (
+        "Preemption begins at 5 requests in flight, in every one of 6 runs (predicted 5, error 0 requests)."
+        in ladder.regime
+    )
+
+
+@pytest.mark.parametrize(("measured", "error"), [(5, 0), (7, 0), (9, 0), (4, -1), (11, 2), (None, None)])
+def test_the_error_of_a_range_is_how_far_outside_it_the_onset_lies(measured, error):
+    assert onset_error(OnsetPlan("range", 5, 9, 4, ""), measured) == error
+
+
+def test_process_and_service_are_separate_lines(verdict):
+    lines = {line.split(":")[0]: line for line in verdict.ladder.regime}
+    assert "0 failed, 0 aborted; the server stayed alive" in lines["Process"]
+    assert "at 7 in flight 0.75 preemptions a request" in lines["Service"]
+    assert "longest gap between tokens" in lines["Service"]
+
+
+def test_a_big_reserve_with_short_answers_is_named(verdict):
+    line = next(line for line in verdict.ladder.regime if line.startswith("Reserve"))
+    assert "max_tokens 512 on average, answers of 256 tokens; 0% of answers reach the limit" in line
+
+
+def test_recomputed_tokens_are_a_bound_that_says_how_it_is_made(verdict):
+    line = next(line for line in verdict.ladder.regime if line.startswith("Recomputed"))
+    assert f"at most {72 * 511:,} tokens" in line
+    assert "No version counts them" in line
+
+
+def test_what_a_change_buys_is_said_per_unit_of_what_it_costs(verdict):
+    arm = next(arm for arm in verdict.ladder.arms if arm.arm == "more_kv")
+    gib = 64 * 32 * 512 / 2**30
+    assert (arm.cost_unit, arm.cost_amount) == ("GiB of KV cache", pytest.approx(gib))
+    assert arm.fewer_preemptions_per_1000_per_unit == pytest.approx(500 / gib)
+    fewer = next(arm for arm in verdict.ladder.arms if arm.arm == "fewer_seqs")
+    assert (fewer.cost_unit, fewer.cost_amount) == ("sequence", -12)
+
+
+def test_the_first_resource_to_run_out_is_named_by_arm(verdict):
+    found = {arm.arm: (arm.first_out_of, arm.first_out_at) for arm in verdict.ladder.arms}
+    assert found["base"] == ("KV cache", 5)
+    assert found["fewer_seqs"] == ("sequences", 5)
+
+
+def test_compute_runs_out_where_throughput_stops_growing_and_nothing_waits(verdict):
+    flat = [
+        replace(level, preemptions=0, waiting_peak=0.0, kv_used_share_peak=0.3, output_tokens_per_second=rate)
+        for level, rate in zip(verdict.ladder.levels, (100.0, 190.0, 191.0, 192.0, 192.0, 192.0), strict=True)
+    ]
+    assert first_out(flat, 16)[:2] == ("compute", 4)
+    assert first_out(flat[:2], 16)[:2] == ("nothing yet", None)
+
+
+def test_profiles_reach_the_highest_level_below_which_all_keep_them(verdict):
+    reached = {entry.profile: entry for entry in verdict.ladder.arms[0].reached}
+    assert reached["interactive"].concurrency == 4
+    assert "at 5 in flight preemptions per 1,000 requests is 250, allowed 0" in reached["interactive"].broken_by
+    records = [run for run in ladder_records() if run.arm == "base"]
+    own = reach(records, verdict.ladder.levels, "mine", Objective(ttft_p95_seconds=0.001))
+    assert own.concurrency is None and "time to first token" in own.broken_by
+
+
+def test_a_price_list_turns_a_level_into_money_and_nothing_is_said_without_one(verdict):
+    assert all(arm.costs == [] for arm in verdict.ladder.arms)
+    prices = Prices(currency="EUR", replica_hour=3.6)
+    priced = conclude(ladder_protocol(), {"h1": ladder_records()}, "c1", prices=prices)
+    cost = next(cost for cost in priced.ladder.arms[0].costs if cost.profile == "interactive")
+    level = next(level for level in priced.ladder.levels if level.concurrency == 4)
+    assert cost.per_million_output_tokens == pytest.approx(0.001 / level.output_tokens_per_second * 1e6)
+    assert cost.per_request_within_objective == pytest.approx(0.001 / (level.output_tokens_per_second / 256))
+    assert any(line.startswith("Cost of base at 4 in flight (interactive)") for line in priced.ladder.regime)
+
+
+def test_a_price_list_without_a_price_of_what_is_used_gives_no_cost():
+    assert price_per_hour(Prices("EUR", ram_gib_hour=1.0), Resources(1, 10.0, 1)) is None
+    assert price_per_hour(Prices("EUR", gpu_hour=2.0, ram_gib_hour=0.1), Resources(2, 10.0, 1)) == pytest.approx(5.0)
+    nothing = costs(Prices("EUR", gpu_hour=2.0), Resources(1, 0.0, 1), 0.0, 0.0)
+    assert nothing.per_million_output_tokens is None and nothing.per_request_within_objective is None
+
+
+def test_a_ledger_adds_up_request_by_request(verdict):
+    for record in ladder_records(pairs=1):
+        for phase in phases_of(record, "ladder"):
+            for row in phase.ledger.requests:
+                assert row.lag_ns + row.first_token_ns + row.normal_gaps_ns + row.stall_gaps_ns == row.e2e_ns
+
+
+def test_a_gap_above_the_multiple_of_the_runs_median_is_a_stall_and_one_at_it_is_not():
+    gaps = [2000] * 9 + [10_000, 10_001]
+    times = RequestTimes("a", 0, 10, 5_000_000, 5_000_000 + 1000 * sum(gaps), gaps)
+    row = request_ledger(times, 5 * 2_000_000)
+    assert (row.stalls, row.stall_gaps_ns, row.longest_gap_ns) == (1, 10_001_000, 10_001_000)
+    whole = phase_ledger([times], 5.0, 2_000_000)
+    assert (whole.stalled_requests, whole.stall_above_ns) == (1, 10_000_000)
+
+
+def test_the_engines_ledger_shows_its_difference():
+    phase = phases_of(ladder_records(pairs=1)[0], "ladder")[0]
+    assert server_ledger(phase).difference_share == pytest.approx(0.002)
+
+
+def test_a_burst_and_a_continuous_regime_are_told_apart():
+    phase = phases_of(ladder_records(pairs=1)[0], "above_onset")[0]
+
+    def at(counts):
+        points = [PressurePoint(0.1 * n * phase.seconds, 4.0, 1.0, 1.0, float(c)) for n, c in enumerate(counts, 1)]
+        return pattern_of([replace(phase, pressure=points)])
+
+    assert at([0, 0, 2, 2, 2, 2, 2, 2, 2]) == "one burst"
+    assert at([0, 1, 1, 1, 1, 1, 1, 1, 2]) == "continuous"
+    assert at([]) == "not seen"
+    calm = phases_of(ladder_records(pairs=1)[0], "ladder")[0]
+    assert pattern_of([calm]) == "none"
+
+
+def test_arms_that_change_the_work_say_that_quality_is_not_compared():
+    protocol = ladder_protocol(("shorter_inputs",))
+    records = [
+        replace(run, arm="shorter_inputs") if run.arm == "more_kv" else run
+        for run in ladder_records(arms=("base", "more_kv"))
+    ]
+    result = conclude(protocol, {"h1": records}, "c1")
+    primary = next(c for c in result.comparisons if c.role == "primary")
+    assert (primary.arm, primary.quality) == ("shorter_inputs", "not_compared")
+
+
+def test_an_invalid_host_gets_no_ladder():
+    records = [
+        replace(run, phases=[replace(p, reset=replace(p.reset, succeeded=False)) for p in run.phases])
+        for run in ladder_records()
+    ]
+    result = conclude(ladder_protocol(), {"h1": records}, "c1")
+    assert result.verdict == "INVALID" and "levels_reset" in result.reason
+    assert result.ladder is None
+
+
+def test_the_terminal_gets_the_answer_in_ten_lines(verdict):
+    lines = ten_lines(verdict, "results/c1")
+    assert len(lines) <= 10
+    text = "\n".join(lines)
+    assert "BETTER: The number of preemptions above the onset is 500 preemptions per 1,000 requests lower" in text
+    assert "Ladder: Preemption begins at 5 requests in flight" in text
+    assert "Profiles: interactive: up to 4 in flight with base" in text
+    assert "Change: fewer_seqs (fewer sequences at a time (max_num_seqs)): 500 fewer preemptions" in text
+    assert "MOVED" in text
+
+
+def test_an_arm_that_only_moves_the_delay_is_not_recommended():
+    protocol = ladder_protocol(("fewer_seqs",))
+    records = [run for run in ladder_records() if run.arm != "more_kv"]
+    records = [replace(run, evidence="gpu", position=min(run.position, 1)) for run in records]
+    result = conclude(protocol, {"h1": records}, "c1")
+    assert result.verdict == "BETTER", result.reason
+    assert result.recommendation.action == "do not adopt fewer_seqs"
+    assert "the delay only moved" in result.recommendation.reason
+
+
+def test_the_report_shows_levels_and_time_lines_and_says_what_is_a_bound(verdict):
+    page = build_report(verdict, ladder_protocol(), ladder_records(pairs=6), {}, None)
+    assert "The ladder" in page and "Onset: predicted 5, measured 5." in page
+    assert "Preemptions so far" in page and "Recomputed tokens are a bound" in page

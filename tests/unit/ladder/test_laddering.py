@@ -1,0 +1,164 @@
+"""What a plan makes of a declared ladder: levels, comparisons, arms that can't run, mixes that only queue."""
+
+import pytest
+from build import PROTOCOLS
+from kvtrial.analysis.inputs import Request, read_request
+from kvtrial.analysis.laddering import answer_seconds, ladder_lines, refuse_arms
+from kvtrial.analysis.plan import for_host, make_plan, requested_protocol
+from kvtrial.analysis.protocols import load_protocol, only_arms
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.plan import canonical_json
+from kvtrial.record.workload import request_shapes
+from ladder_build import cpu_host
+from msgspec.structs import replace
+
+
+def request(**changes) -> Request:
+    hosts = {"h1": cpu_host(**changes.pop("host", {}))}
+    base = Request(protocol="preemption_ladder", protocols_dir=str(PROTOCOLS), results_dir="results", hosts=hosts)
+    return replace(base, **changes)
+
+
+def planned(**changes):
+    asked = request(**changes)
+    return make_plan(asked, requested_protocol(asked))
+
+
+def test_by_default_the_base_more_kv_memory_and_fewer_sequences_run():
+    plan = planned()
+    assert list(plan.hosts[0].launches) == ["base", "more_kv", "fewer_seqs"]
+    assert len([run for run in plan.hosts[0].runs if not run.spare]) == 18
+
+
+def test_the_prediction_stands_in_the_plan_for_every_arm():
+    ladder = planned().hosts[0].ladder
+    assert list(ladder.levels.values()) == [1, 3, 4, 5, 6, 7]
+    assert {arm: (onset.kind, onset.low) for arm, onset in ladder.onset.items()} == {
+        "base": ("exact", 5),
+        "more_kv": ("exact", 9),
+        "fewer_seqs": ("never", None),
+    }
+    assert ladder.usable_gpu_blocks == {"base": 64, "more_kv": 128, "fewer_seqs": 64}
+
+
+def test_the_same_plan_comes_out_twice():
+    assert canonical_json(planned()) == canonical_json(planned())
+
+
+def test_every_level_sends_the_same_prompts_in_one_salt_after_a_reset():
+    run = planned().hosts[0].runs[0]
+    levels = [phase for phase in run.phases if phase.reset]
+    assert len(levels) == 6 and len({phase.salt for phase in levels}) == 1
+    sent = {tuple(shape.identity for shape in request_shapes(phase)) for phase in levels}
+    assert len(sent) == 1
+    assert [phase.block for phase in levels] == ["ladder"] * 3 + ["above_onset"] * 3
+    assert all(phase.watch_seconds and phase.stall_multiple for phase in levels)
+
+
+def test_exactly_one_comparison_is_primary_whichever_arms_are_chosen():
+    for arms in (None, ["fewer_seqs"], ["shorter_inputs", "less_reserve"]):
+        protocol = requested_protocol(request(arms=arms))
+        assert sum(c.role == "primary" for c in protocol.comparisons) == 1
+        assert {c.against for c in protocol.comparisons} == {"base"}
+
+
+def test_an_arm_with_sizes_of_its_own_sends_its_own_work_at_the_controls_levels():
+    plan = planned(arms=["shorter_inputs", "truncated_answers", "less_reserve"])
+    runs = {run.arm: run.phases[-1] for run in plan.hosts[0].runs[:4]}
+    assert {arm: phase.concurrency for arm, phase in runs.items()} == dict.fromkeys(runs, 7)
+    assert runs["shorter_inputs"].prompts.tokens == 128
+    assert (runs["base"].max_tokens, runs["less_reserve"].max_tokens, runs["truncated_answers"].max_tokens) == (
+        512,
+        320,
+        128,
+    )
+    assert plan.hosts[0].ladder.onset["truncated_answers"].low == 6
+
+
+def test_a_mix_that_can_only_queue_is_refused_before_anything_starts():
+    sizes = {"prompt_tokens": 448, "output_tokens": 64}
+    with pytest.raises(UnusableInput, match="host h1: no preemption is predicted at any level") as refused:
+        planned(host={"sizes": sizes})
+    assert "so requests queue and none is preempted" in str(refused.value)
+    labelled = planned(host={"sizes": sizes}, ladder=[1, 2, 3, 4, 5, 6])
+    assert labelled.hosts[0].ladder.onset["base"].kind == "never"
+
+
+def test_a_ladder_of_ones_own_must_show_the_onset():
+    with pytest.raises(UnusableInput, match=r"host h1: the ladder .* lacks 5"):
+        planned(ladder=[1, 2, 3, 4, 6, 7])
+    assert list(planned(ladder=[1, 2, 3, 4, 5, 6]).hosts[0].ladder.levels.values()) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("arm", "host", "said"),
+    [
+        ("fp8_kv", {}, "arm fp8_kv can't run: it needs the cuda engine"),
+        ("kv_offloading_size", {}, "vLLM's own CPU tier needs a GPU"),
+        ("tensor_parallel", {}, "it needs the cuda engine"),
+        ("second_replica", {}, "each replica takes a GPU of its own"),
+        ("tensor_parallel", {"backend": "cuda", "facts": {"gpus": [{}]}}, "it needs 2 GPUs, this host has 1"),
+        ("offload_all", {"vllm_version": "0.27.1"}, "corrupts the count of preemptions"),
+    ],
+)
+def test_an_arm_that_a_host_can_not_run_is_refused_with_the_reason(arm, host, said):
+    protocol = only_arms(load_protocol("preemption_ladder", PROTOCOLS), [arm])
+    with pytest.raises(UnusableInput, match="host h1") as refused:
+        refuse_arms("h1", cpu_host(**host), protocol)
+    assert said in str(refused.value)
+
+
+def test_two_gpus_run_what_needs_two():
+    protocol = only_arms(load_protocol("preemption_ladder", PROTOCOLS), ["tensor_parallel"])
+    refuse_arms("h1", cpu_host(backend="cuda", facts={"gpus": [{}, {}]}), protocol)
+
+
+def test_arms_that_change_the_work_declare_it_and_the_negative_control_does_not():
+    arms = load_protocol("preemption_ladder", PROTOCOLS).arms
+    assert arms["less_reserve"].may_differ == []
+    assert set(arms["truncated_answers"].may_differ) == {"output_length", "answer"}
+    assert set(arms["shorter_inputs"].may_differ) == {"prompt", "answer"}
+    for name in ("offload_prompts", "offload_all"):
+        assert "kv-offloading-size" not in arms[name].args
+    assert "kv-transfer-config" not in arms["kv_offloading_size"].args
+
+
+def test_the_estimate_counts_the_answers():
+    run = planned().hosts[0].runs[0]
+    assert answer_seconds(run.phases, 0.0025) == pytest.approx(
+        8 * 256 * 0.0025 * sum(1 / n for n in (1, 3, 4, 5, 6, 7))
+    )
+
+
+def test_prices_and_objectives_are_checked_where_they_enter():
+    raw = {"protocol": "preemption_ladder", "protocols_dir": "", "results_dir": "", "hosts": {"h1": {}}}
+    good = {"may_be_disturbed": True, "backend": "cpu", "vllm_version": "0.32.0", "vllm_venv": "",
+            "model": {"name": "m", "path": "", "revision": "", "kv_bytes_per_token": 512}}  # fmt: skip
+    raw["hosts"] = {"h1": good}
+    with pytest.raises(UnusableInput, match=r"gpu_hour=-1\.0 is no price"):
+        read_request(raw | {"prices": {"currency": "EUR", "gpu_hour": -1.0}})
+    with pytest.raises(UnusableInput, match="names no price"):
+        read_request(raw | {"prices": {"currency": "EUR"}})
+    own = read_request(raw | {"objectives": {"night": {"e2e_p95_seconds": 5}}})
+    assert own.objectives["night"].e2e_p95_seconds == 5
+
+
+def test_own_objectives_stand_beside_the_protocols():
+    from kvtrial.record.protocol import Objective
+
+    protocol = requested_protocol(request(objectives={"night": Objective(e2e_p95_seconds=5.0)}))
+    assert set(protocol.ladder.objectives) == {"interactive", "batch", "night"}
+
+
+def test_a_host_without_its_own_sizes_gets_levels_for_its_own_pool():
+    protocol = requested_protocol(request())
+    host = cpu_host(sizes={"gpu_blocks": 97, "requests": 12})
+    assert [phase.concurrency for phase in for_host(protocol, host).phases if phase.reset][-3:] == [7, 9, 11]
+
+
+def test_nothing_is_predicted_of_two_replicas_together():
+    host = {"backend": "cuda", "facts": {"gpus": [{}, {}]}}
+    protocol = requested_protocol(request(arms=["second_replica"]))
+    plan = make_plan(request(arms=["second_replica"], host=host), protocol)
+    assert set(plan.hosts[0].ladder.onset) == {"base"}
+    assert any("second_replica: no onset is predicted" in line for line in ladder_lines(plan.hosts[0]))

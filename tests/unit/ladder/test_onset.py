@@ -1,0 +1,129 @@
+"""The predicted onset: arithmetic against a replay of the scheduler's rules, and against what a real engine did."""
+
+import itertools
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from kvtrial.analysis.onset import (
+    LEAST_LEVELS,
+    MOST_RATIO,
+    Length,
+    blocks_at_end,
+    ladder_levels,
+    onset_words,
+    predict_onset,
+    refuse_ladder,
+    replay_preemptions,
+)
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.plan import OnsetPlan
+
+BLOCK = 32
+POOL = 64
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "onset"),
+    [(256, 256, 5), (64, 448, 5), (448, 64, None)],
+    ids=["256 in, 256 out", "64 in, 448 out", "448 in, 64 out only queues"],
+)
+def test_the_onset_of_fixed_lengths_is_the_one_that_the_cpu_engine_showed(prompt, answer, onset):
+    found = predict_onset([Length(prompt, answer)] * 12, POOL, BLOCK)
+    assert (found.low, found.high) == (onset, onset)
+    assert found.last_safe == 4
+    assert found.kind == ("exact" if onset else "never")
+
+
+def test_the_onset_on_a_gpu_lies_where_it_was_predicted():
+    # 500 in, 600 out over 1,023 blocks of 16: 12 in flight had no preemption, 16 had 7.
+    found = predict_onset([Length(500, 600)] * 64, 1023, 16)
+    assert (found.last_safe, found.low) == (14, 15)
+
+
+def test_half_of_the_answer_is_the_wrong_measure():
+    found = predict_onset([Length(256, 256)] * 12, POOL, BLOCK)
+    assert found.last_safe != POOL * BLOCK // (256 + 128)
+
+
+lengths = st.builds(Length, st.integers(1, 300), st.integers(1, 300))
+
+
+@given(lengths, st.integers(1, 40), st.sampled_from([16, 32, 128]), st.integers(0, 3))
+@settings(max_examples=150, deadline=None)
+def test_fixed_lengths_are_safe_up_to_the_prediction_and_not_beyond(length, pool, block, more):
+    assume(blocks_at_end(length, block) <= pool)
+    found = predict_onset([length] * 60, pool, block)
+    requests = [length] * min(60, 2 * (found.last_safe + 1 + more))
+    assert replay_preemptions(requests, found.last_safe, pool, block) == 0
+    beyond = found.last_safe + 1 + more
+    assume(beyond <= len(requests))
+    assert (replay_preemptions(requests, beyond, pool, block) > 0) == (found.kind == "exact")
+
+
+@given(st.lists(lengths, min_size=2, max_size=12), st.integers(20, 60), st.integers(0, 5), st.integers(0, 5))
+@settings(max_examples=150, deadline=None)
+def test_below_the_range_no_order_and_no_timing_preempts(requests, pool, turnaround, stagger):
+    assume(max(blocks_at_end(length, 16) for length in requests) <= pool)
+    found = predict_onset(requests, pool, 16)
+    safe = min(found.last_safe, len(requests))
+    assert replay_preemptions(requests[::-1], safe, pool, 16, None, turnaround, stagger) == 0
+    if found.kind == "range":
+        assert found.last_safe < found.low <= found.high <= len(requests)
+
+
+@given(st.lists(lengths, min_size=1, max_size=12), st.integers(20, 60), st.integers(1, 6))
+@settings(max_examples=100, deadline=None)
+def test_a_replay_serves_every_token_whatever_is_preempted(requests, pool, in_flight):
+    assume(max(blocks_at_end(length, 16) for length in requests) <= pool)
+    assert replay_preemptions(requests, in_flight, pool, 16) >= 0  # it ends: nobody is preempted for good
+
+
+def test_fewer_sequences_than_fit_can_only_queue():
+    found = predict_onset([Length(256, 256)] * 12, POOL, BLOCK, max_running=4)
+    assert found.kind == "never"
+    assert "max-num-seqs lets in 4" in found.why
+    assert "no preemption is predicted" in onset_words(found)
+    assert predict_onset([Length(256, 256)] * 12, POOL, BLOCK, max_running=5).kind == "exact"
+
+
+def test_a_request_that_does_not_fit_alone_is_refused():
+    with pytest.raises(UnusableInput, match="takes 70 blocks of 32 tokens at its end, the KV cache has 64"):
+        predict_onset([Length(1000, 1241)], POOL, BLOCK)
+
+
+@given(st.integers(1, 60), st.integers(0, 20), st.sampled_from(["exact", "range"]))
+@settings(max_examples=100, deadline=None)
+def test_a_ladder_holds_one_the_last_safe_level_and_the_onset_and_steps_finely_there(safe, width, kind):
+    onset = _onset(kind, safe, width if kind == "range" else 0)
+    levels = ladder_levels(onset, 10_000)
+    refuse_ladder(levels, onset)
+    assert levels[0] == 1 and len(levels) >= LEAST_LEVELS
+    assert {safe, onset.low} <= set(levels)
+    assert sum(level > onset.high for level in levels) >= 2
+    near = [level for level in levels if level >= min(safe, max(1, safe - 1))]
+    assert all(upper <= max(lower + 1, MOST_RATIO * lower) for lower, upper in itertools.pairwise(near))
+
+
+@pytest.mark.parametrize(
+    ("levels", "said"),
+    [
+        ([1, 2, 3, 4, 6, 7], "lacks 5: the last safe level is 4, the onset 5"),
+        ([2, 3, 4, 5, 6, 7], "lacks 1, the single request"),
+        ([1, 2, 3, 4, 5], "no 6 different levels"),
+        ([1, 2, 3, 4, 5, 9], "steps from 5 to 9 near the onset"),
+    ],
+)
+def test_a_ladder_that_can_not_show_the_onset_is_refused_with_one_that_can(levels, said):
+    with pytest.raises(UnusableInput, match=said) as refused:
+        refuse_ladder(levels, _onset("exact", 4, 0))
+    assert "for example [1, 3, 4, 5, 6, 7]" in str(refused.value)
+
+
+def test_a_ladder_needs_as_many_requests_as_its_highest_level():
+    with pytest.raises(UnusableInput, match="goes to 7 requests in flight and sends 6"):
+        ladder_levels(_onset("exact", 4, 0), 6)
+
+
+def _onset(kind, safe, width):
+    return OnsetPlan(kind=kind, low=safe + 1, high=safe + 1 + width, last_safe=safe, why="")

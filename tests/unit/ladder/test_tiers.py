@@ -1,0 +1,73 @@
+"""Sizes of a CPU tier: planned as shares of the GPU cache, and the RAM budget that follows from what each gave back."""
+
+import pytest
+from build import PROTOCOLS, honest_records
+from kvtrial.analysis.compare import blank_result
+from kvtrial.analysis.faults import Pair
+from kvtrial.analysis.plan import for_host
+from kvtrial.analysis.protocols import load_protocol
+from kvtrial.analysis.tiers import tier_budget
+from kvtrial.analysis.workingset import tier_chunks
+from ladder_build import cpu_host
+from msgspec.structs import replace
+
+SIZES = {"tier_4x": 4, "tier_2x": 2, "tier_1_2x": 1.2}
+
+
+@pytest.fixture(name="protocol", scope="module")
+def _protocol():
+    return for_host(load_protocol("tier_size", PROTOCOLS), cpu_host())
+
+
+def test_tiers_are_so_many_times_the_usable_gpu_cache_in_whole_chunks(protocol):
+    gpu_chunks = 96 * 32 / 64
+    for arm, times in SIZES.items():
+        extra = protocol.arms[arm].args["kv-transfer-config"]["kv_connector_extra_config"]
+        chunks = tier_chunks(extra["cpu_bytes_to_use"], 64, 512)
+        assert times * gpu_chunks <= chunks < times * gpu_chunks + 1
+        assert extra["cpu_bytes_to_use"] % (64 * 512) == 0
+    assert protocol.control == "off" and protocol.arms["off"].args == {}
+
+
+def judged(protocol, words, against_largest="EQUIVALENT", low=0.97):
+    """The budget where the arms' primary comparisons have these words."""
+    runs = honest_records(1)
+    gpu = 192 * 32 * 4096
+    pair = {"off": replace(runs[0], arm="off")}
+    for arm, times in SIZES.items():
+        capacity = replace(runs[1].capacity, tier_bytes={arm: int(times * gpu)}, chunk_tokens={arm: 64})
+        pair[arm] = replace(runs[1], arm=arm, capacity=capacity)
+    comparisons = []
+    for declared in protocol.comparisons:
+        result = blank_result(declared, protocol, "not_compared")
+        if declared.phase == "return" and declared.metric == "ttft_median_seconds":
+            if declared.against == "off":
+                result = replace(result, verdict=words[declared.arm], effect=0.2, ci_low=0.18, ci_high=0.22)
+            else:
+                result = replace(result, verdict=against_largest, effect=1.0, ci_low=low, ci_high=1.04)
+        comparisons.append(result)
+    return tier_budget(protocol, [Pair(1, pair)], comparisons)
+
+
+def test_the_smallest_tier_that_gives_what_the_largest_gives_is_the_budget(protocol):
+    budget = judged(protocol, {"tier_4x": "BETTER", "tier_2x": "BETTER", "tier_1_2x": "INCONCLUSIVE"})
+    assert budget.budget_bytes == 2 * 192 * 32 * 4096
+    assert budget.advice.startswith("tier_2x: 50,331,648 bytes of RAM (2 times the GPU's KV cache)")
+    assert "tier_4x buys nothing more: shrink it" in budget.advice
+    assert "tier_1_2x is not shown to pay: drop it" in budget.advice
+
+
+def test_a_smaller_tier_that_is_shown_to_give_less_is_no_budget(protocol):
+    words = {"tier_4x": "BETTER", "tier_2x": "BETTER", "tier_1_2x": "WORSE"}
+    assert judged(protocol, words, "WORSE", 1.2).budget_bytes == 4 * 192 * 32 * 4096
+
+
+def test_where_no_tier_pays_it_is_dropped(protocol):
+    budget = judged(protocol, dict.fromkeys(SIZES, "EQUIVALENT"))
+    assert budget.budget_bytes is None
+    assert budget.advice.startswith("no tier is shown to pay: drop it (tier_1_2x EQUIVALENT ×0.2, ")
+    assert [row.arm for row in budget.tiers] == ["tier_1_2x", "tier_2x", "tier_4x"]
+
+
+def test_other_protocols_have_no_budget():
+    assert tier_budget(load_protocol("offload_return", PROTOCOLS), [], []) is None
