@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from kvtrial.host import pressure
-from kvtrial.host.pressure import PressureWatch, RunLedger, read_gauges, reset_caches, series_of
 from kvtrial.host.load.spool import request_body
+from kvtrial.host.pressure import PressureWatch, RunLedger, read_gauges, reset_caches, series_of
 from kvtrial.record.exposition import parse_page, read_page
 from kvtrial.record.load import RequestResult, RequestSpec
 
