@@ -25,7 +25,7 @@ install=$!
 
 stage lint tests/lint.sh
 # Each folder by itself: a stage's failure must not hide the next one. e2e installs the engine that the stage engine uses.
-for folder in unit host ansible e2e engine; do
+for folder in unit host ansible fleet e2e engine; do
     if [ "$folder" = e2e ]; then
         stage install wait $install
         [ "$failed" = 0 ] || tail -n 5 .kvtrial/install.log

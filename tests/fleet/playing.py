@@ -1,0 +1,90 @@
+"""The project's playbooks as a user runs them, on a fleet of the rig."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+from rig import Fleet
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+
+
+class Playbooks:
+    """Playbooks of this checkout over SSH. `variables` hold for all hosts; `set` changes them for one or all."""
+
+    def __init__(self, fleet: Fleet, variables: dict[str, object]) -> None:
+        self.fleet = fleet
+        self.results = fleet.folder / "results"
+        folder = fleet.folder / "group_vars" / "all"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "00-pins.yml").symlink_to(ROOT / "group_vars" / "all" / "pins.yml")
+        self.variables: dict[str, object] = {"kvtrial_results_dir": str(self.results), **variables}
+        self.set()
+
+    def set(self, host: str = "", **variables: object) -> None:
+        """Add variables, of one host or of all."""
+        if host:
+            folder = self.fleet.folder / "host_vars"
+            folder.mkdir(exist_ok=True)
+            (folder / f"{host}.yml").write_text(yaml.safe_dump(variables))
+            return
+        self.variables |= variables
+        path = self.fleet.folder / "group_vars" / "all" / "10-test.yml"
+        path.write_text(yaml.safe_dump(self.variables))
+
+    def command(self, playbook: str | Path, *arguments: str) -> list[str]:
+        """The command line that plays it where the controller runs."""
+        return self.fleet.entered(BIN / "ansible-playbook", playbook, "-i", self.fleet.inventory, *arguments)
+
+    def environment(self) -> dict[str, str]:
+        """The caller's, without its Ansible settings; ssh masters are the fleet's own."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")}
+        return {
+            **kept,
+            "PATH": f"{BIN}:{kept['PATH']}",
+            "NO_COLOR": "1",
+            "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.fleet.folder / "ssh"),
+        }
+
+    def play(
+        self, playbook: str | Path, *arguments: str, fails: bool | None = None, seconds: float = 280.0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a playbook to its end. No traceback reaches a user; `fails` says how it must end, None: any way."""
+        done = subprocess.run(self.command(playbook, *arguments), cwd=ROOT, env=self.environment(),
+                              capture_output=True, text=True, timeout=seconds, check=False)  # fmt: skip
+        assert "Traceback" not in done.stdout + done.stderr, done.stdout[-4000:] + done.stderr[-2000:]
+        if fails is not None:
+            assert (done.returncode != 0) == fails, done.stdout[-6000:] + done.stderr[-2000:]
+        return done
+
+    def start(self, playbook: str | Path, *arguments: str) -> subprocess.Popen[str]:
+        """Start a playbook in a session of its own."""
+        return subprocess.Popen(
+            self.command(playbook, *arguments), cwd=ROOT, env=self.environment(), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+    def ad_hoc(self, module: str, arguments: str = "", pattern: str = "all") -> subprocess.CompletedProcess[str]:
+        """One module on the hosts."""
+        command = self.fleet.entered(
+            BIN / "ansible", "-i", self.fleet.inventory, "-m", module, "-a", arguments, pattern
+        )
+        return subprocess.run(command, cwd=ROOT, env=self.environment(), capture_output=True, text=True, check=False)
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """What a user sees last."""
+    return [line for line in done.stdout.splitlines() if line.strip()][-1]
+
+
+def recap(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, int]]:
+    """Counts by host of the play recap."""
+    found = {}
+    for line in done.stdout.partition("PLAY RECAP")[2].splitlines():
+        if match := re.match(r"(\S+)\s*:\s*(ok=.*)", line):
+            found[match[1]] = {name: int(number) for name, number in re.findall(r"(\w+)=(\d+)", match[2])}
+    return found
