@@ -1,5 +1,6 @@
 """The project's playbooks as a user runs them, on a fleet of the rig."""
 
+import json
 import os
 import re
 import subprocess
@@ -88,3 +89,45 @@ def recap(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, int]]:
         if match := re.match(r"(\S+)\s*:\s*(ok=.*)", line):
             found[match[1]] = {name: int(number) for name, number in re.findall(r"(\w+)=(\d+)", match[2])}
     return found
+
+
+SMALL = {"prompt_tokens": 144, "tier_bytes": 33554432, "misses": 4}
+
+
+def standin_variables(wheels: Path, port: int = 18765) -> dict[str, object]:
+    """Variables of hosts with the stand-in engine in /opt/standin-venv, as `furnish_standin` puts it there."""
+    return {
+        "ansible_become": True,
+        "protocol": str(ROOT / "tests" / "e2e" / "standin_protocol.yml"),
+        "kvtrial_host_may_be_disturbed": True,
+        "kvtrial_backend": "cpu",
+        "kvtrial_port": port,
+        "kvtrial_ram_reserve_bytes": 2**28,
+        "kvtrial_disk_reserve_bytes": 2**24,
+        "kvtrial_model_directory": "/opt/model",
+        "kvtrial_engine_args": {"enforce-eager": True, "max-model-len": 512, "block-size": 32, "max-num-seqs": 16,
+                                "num-gpu-blocks-override": 33},
+        "kvtrial_engine_env": {"VLLM_SERVER_DEV_MODE": "1", "STANDIN_SLOWDOWN": "2", "ODD_ONE": 'a "b" $HOME %i \\ é'},
+        "kvtrial_connector_extra_config": {"spec_name": "HostOffloadingSpec",
+                                           "spec_module_path": "kvtrial_host_offload"},
+        "kvtrial_sizes": SMALL,
+        "kvtrial_sweep_first_seconds": 2,
+        "kvtrial_limits": {"idle_timeout_seconds": 3, "stop_timeout_seconds": 5},
+        "vllm_existing_venv": "/opt/standin-venv",
+        "workload_wheelhouse": str(wheels),
+        "workload_wheel_cache": str(ROOT / ".kvtrial" / "wheels"),
+    }  # fmt: skip
+
+
+def furnish_standin(fleet: Fleet) -> None:
+    """Put the tests' stand-in engine and a model folder without weights on every host."""
+    for host in fleet.hosts:
+        host.put(ROOT / "tests" / "standin", "/opt/standin")
+        host.sh(
+            "mkdir -p /opt/standin-venv/bin /opt/model; ln -sf /opt/standin/vllm /opt/standin-venv/bin/vllm;"
+            "for name in python python3; do ln -sf /usr/bin/python3 /opt/standin-venv/bin/$name; done;"
+            "chmod -R a+rX /opt"
+        )
+        host.write("/opt/model/config.json", json.dumps(
+            {"num_hidden_layers": 8, "num_key_value_heads": 2, "head_dim": 64, "hidden_size": 512,
+             "num_attention_heads": 8, "torch_dtype": "bfloat16", "model_type": "llama"}))  # fmt: skip

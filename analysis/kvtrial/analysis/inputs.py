@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.plan import Backend, IfControllerGone, Model
+from kvtrial.record.plan import Backend, IfControllerGone, Model, Supervisor
 
 T = TypeVar("T")
 
@@ -43,6 +43,7 @@ class HostInput(Struct, frozen=True, forbid_unknown_fields=True):
     ram_reserve_bytes: int | None = None
     limits: dict[str, float] = {}
     if_controller_gone: IfControllerGone = "continue"
+    supervisor: Supervisor = "process"
     facts: dict[str, Any] = {}
 
 

@@ -163,6 +163,7 @@ def _host_plan(name: str, request: Request, protocol: Protocol) -> HostPlan:
         replacement_pairs=protocol.faults.replacement_pairs,
         limits=msgspec.convert(limits, type=Limits, strict=False),
         if_controller_gone=host.if_controller_gone,
+        supervisor=host.supervisor,
     )
 
 

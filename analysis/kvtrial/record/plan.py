@@ -10,6 +10,7 @@ from kvtrial.record.protocol import Protocol
 
 IfControllerGone = Literal["continue", "stop"]
 Backend = Literal["cpu", "cuda"]
+Supervisor = Literal["process", "systemd"]
 
 
 class Launch(Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,6 +117,7 @@ class HostPlan(Struct, frozen=True, forbid_unknown_fields=True):
     replacement_pairs: int
     limits: Limits
     if_controller_gone: IfControllerGone
+    supervisor: Supervisor = "process"
 
 
 class Estimate(Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from kvtrial.record.load import HonestyCard
-from kvtrial.record.plan import Capacity, Launch, Model
+from kvtrial.record.plan import Capacity, Launch, Model, Supervisor
 
 Evidence = Literal["gpu", "cpu", "standin"]
 Outcome = Literal["completed", "engine_fault", "environment_fault"]
@@ -153,6 +153,15 @@ class PhaseRecord(Struct, frozen=True):
     requests: list[RequestFact]
 
 
+class Supervision(Struct, frozen=True):
+    """What started and watched the engine. `exposure` is systemd-analyze's, 0 safe to 10 unsafe."""
+
+    kind: Supervisor
+    unit: str | None = None
+    systemd: str | None = None
+    exposure: float | None = None
+
+
 class WatchHit(Struct, frozen=True):
     """A watch of a known hazard that went off."""
 
@@ -161,7 +170,10 @@ class WatchHit(Struct, frozen=True):
 
 
 class RunRecord(Struct, frozen=True):
-    """All facts of one run. `attempt` is 1 plus the number of interruptions of the campaign on this host before it."""
+    """All facts of one run. `attempt` is 1 plus the number of interruptions of the campaign on this host before it.
+
+    `left_behind`: what the engine still held after its end, in a sentence; empty when memory was back where it was.
+    """
 
     schema_version: str
     kvtrial_version: str
@@ -190,3 +202,5 @@ class RunRecord(Struct, frozen=True):
     phases: list[PhaseRecord]
     watch_hits: list[WatchHit]
     files: dict[str, str]
+    supervision: Supervision = Supervision("process")
+    left_behind: str = ""
