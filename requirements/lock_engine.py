@@ -50,7 +50,9 @@ def release_day(version: str) -> datetime.date:
         files = json.load(answer)["files"]
     uploads = [f["upload-time"] for f in files if f["filename"].startswith(f"vllm-{version}-") and "upload-time" in f]
     if not uploads:
-        raise UnusableInput(f"vLLM {version} is not on the index, or without its date; name a release, or give --as-of.")
+        raise UnusableInput(
+            f"vLLM {version} is not on the index, or without its date; name a release, or give --as-of."
+        )
     return datetime.date.fromisoformat(min(uploads)[:10])
 
 

@@ -47,6 +47,7 @@ def play(folder: Path, role: str, tags: str, **variables: object) -> subprocess.
     path.write_text(json.dumps(book), encoding="utf-8")
     environment = os.environ | {
         "ANSIBLE_ROLES_PATH": str(REPOSITORY / "roles"),
+        "ANSIBLE_COLLECTIONS_PATH": str(REPOSITORY / "collections"),
         "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
     }
     command = [str(PLAYBOOK), "-i", "localhost,", "-c", "local", "--tags", tags, str(path)]
