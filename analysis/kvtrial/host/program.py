@@ -11,6 +11,7 @@ It may be killed at any point: its engine is ended by the keeper, and `start` go
 
 import argparse
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -101,9 +102,9 @@ class Program:
             raise Stop("stopped", self.stopping or late) from None
         except OSError as error:
             shutil.rmtree(self.folder.partial, ignore_errors=True)
-            raise Stop(
-                "failed", f"run {run.run} could not be written: {error}; free the disk and start again"
-            ) from error
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            advice = "free the disk and start again" if full else "mend that and start again"
+            raise Stop("failed", f"run {run.run} could not be written: {error}; {advice}") from error
         self.finished[run.run] = record
         print(f"{run.run}: {record.outcome}{f' ({record.fault.fault}: {record.fault.detail})' if record.fault else ''}",
               flush=True)  # fmt: skip

@@ -22,6 +22,7 @@ ACCOUNT = "kvtrial"
 LOGS = Path("/var/log/kvtrial")
 UNITS = Path("/etc/systemd/system")
 DROP_IN = "10-launch.conf"
+CACHE = "VLLM_CACHE_ROOT"
 SCRATCH = "/tmp"
 """The unit's own: PrivateTmp makes it anew at every start."""
 
@@ -95,6 +96,8 @@ def drop_in(plan: HostPlan, arm: str) -> str:
         f"ExecStart={' '.join(quoted(word, True) for word in launch.argv)}",
         *(f"Environment={quoted(f'{name}={value}', False)}" for name, value in sorted(env.items())),
         f"UnsetEnvironment={SETS_ITSELF}",
+        # All else is read-only to the engine; without the folder it compiles anew at every start.
+        *([f"ReadWritePaths={quoted('-' + env[CACHE], False)}"] if CACHE in env else []),
         f"RuntimeMaxSec={limits.deadline_seconds + STOP_SLACK_SECONDS:.0f}",
         f"TimeoutStopSec={limits.stop_timeout_seconds:.0f}",
         "",
@@ -197,12 +200,12 @@ def start_program(directory: Path, executable: Path, plan: HostPlan) -> None:
         "Restart": "no",
         "LimitNOFILE": "65536",
         "UMask": "0022",
-        # What would set NoNewPrivileges can't be used: the program asks sudo for its engines.
+        # What would set NoNewPrivileges can't be used: the program asks sudo for its engines. ProtectControlGroups,
+        # where the host is itself a container, shows another boot id than outside: the program would pass for dead.
         "ProtectSystem": "strict",
         "ReadWritePaths": str(directory.parent),
         "ProtectHome": "read-only",
         "PrivateTmp": "yes",
-        "ProtectControlGroups": "yes",
         "IPAddressDeny": "any",
         "IPAddressAllow": "localhost",
         "Description": f"kvtrial host program, campaign {directory.name}",
