@@ -40,7 +40,10 @@ def seen(project):
     host = project.fleet.hosts[0]
     running = project.start("experiment.yml", "-e", "kvtrial_pairs=2")
     try:
-        pid = wait(lambda: host.sh("systemctl show -P MainPID kvtrial-engine@offload.service").strip("0"), 150)
+        show_pid = "systemctl show -P MainPID kvtrial-engine@offload.service"
+        wait(lambda: running.poll() is not None or host.sh(show_pid) != "0", 150)
+        assert running.poll() is None, running.communicate()[0][-4000:]
+        pid = host.sh(show_pid)
         found = {
             "cmdline": host.run("cat", f"/proc/{pid}/cmdline").stdout.split("\0")[:-1],
             "environ": sorted(host.run("cat", f"/proc/{pid}/environ").stdout.split("\0")[:-1]),
