@@ -61,7 +61,10 @@ def parse_packages(text):
 
 
 def parse_dkms(text):
-    """`dkms status` as [{module, version, kernel, status}]: lines of "nvidia/580.95.05, 6.1.0-18-amd64, x86_64: installed"."""
+    """`dkms status` as [{module, version, kernel, status}].
+
+    A line: "nvidia/580.95.05, 6.1.0-18-amd64, x86_64: installed".
+    """
     found = []
     for line in text.splitlines():
         match = re.match(r"^([^/,]+)[/,]\s*([^,]+),\s*([^,]+),\s*[^:]+:\s*(\S+)", line.strip())
@@ -72,7 +75,7 @@ def parse_dkms(text):
 
 
 def parse_gpus(text):
-    """`nvidia-smi --query-gpu=<GPU_FIELDS> --format=csv,noheader` as [{name, driver_version, mig, persistence_mode}]."""
+    """`nvidia-smi --query-gpu=<GPU_FIELDS>` in CSV as [{name, driver_version, mig, persistence_mode}]."""
     gpus = []
     for row in csv.reader(text.splitlines(), skipinitialspace=True):
         if len(row) == len(GPU_FIELDS):
@@ -108,7 +111,7 @@ def has_headers(kernel, modules="/lib/modules"):
 
 
 def has_nvswitch(dev="/dev", pci="/sys/bus/pci/devices"):
-    """Whether the machine has NVSwitches: the driver's nodes, or PCI bridges of the vendor that are no PCI-PCI bridges."""
+    """Whether the machine has NVSwitches: the driver's nodes, or bridges of the vendor other than PCI-PCI."""
     if glob.glob(os.path.join(dev, "nvidia-nvswitch[0-9]*")):
         return True
     for device in glob.glob(os.path.join(pci, "*")):

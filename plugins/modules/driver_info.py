@@ -8,7 +8,7 @@ module: driver_info
 short_description: Read what an NVIDIA driver's installation depends on, and which driver is there
 version_added: "0.2.0"
 description:
-  - Reads packages, kernel, headers, DKMS, secure boot, the loaded module, nvidia-smi and apt's lock. Changes nothing.
+  - Reads packages, kernel, headers, DKMS, secure boot, the loaded module, nvidia-smi, apt's lock. Changes nothing.
 options:
   wait_for_apt_seconds:
     description: How long to wait while another process holds apt's lock; its holder is returned if it still does.
@@ -31,7 +31,7 @@ EXAMPLES = r"""
 RETURN = r"""
 facts:
   description:
-    - C(packages) of the driver with their versions, C(unfinished) packages, C(kernels) installed, the running C(kernel),
+    - C(packages) of the driver with their versions, C(unfinished) packages, C(kernels) installed, running C(kernel),
       C(headers), C(dkms), C(secure_boot), C(module_version) that is loaded, C(smi_version) and C(smi_error), C(gpus),
       C(gpu_processes), C(nvswitch), C(os), C(architecture) and C(apt_lock).
   returned: always

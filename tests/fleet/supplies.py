@@ -17,7 +17,7 @@ def wheel(folder: Path, name: str, version: str, modules: dict[str, str], script
     info = f"{name}-{version}.dist-info"
     files = {
         **modules,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: stand-in of the kvtrial tests\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: stand-in of tests\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: kvtrial tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     if script:

@@ -43,7 +43,8 @@ fi
 line="" separator=""
 for field in $(echo "$fields" | tr , ' '); do
   case $field in
-    index) value=0 ;; uuid) value=GPU-standin ;; name) value=$name ;; memory.total) value=1024 ;; memory.used) value=0 ;;
+    index) value=0 ;; uuid) value=GPU-standin ;; name) value=$name ;;
+    memory.total) value=1024 ;; memory.used) value=0 ;;
     driver_version) value=$library ;; pci.bus_id) value=00000000:01:00.0 ;; compute_cap) value=9.0 ;;
     ecc.mode.current) value=Enabled ;; persistence_mode) value=$persistence ;; mig.mode.current) value=$mig ;;
     *) value="[N/A]" ;;

@@ -39,6 +39,7 @@ QWEN3_NORM_GAIN = 1.75  # scores of random tokens then have deviation 3: a few t
 BYTES_PER_VALUE = 2  # bfloat16
 VALUE_BYTES = {"bfloat16": BYTES_PER_VALUE, "float16": BYTES_PER_VALUE, "float32": 4}
 BYTE_TOKENS = 256
+BLOCK_BYTES = 1 << 20
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}assistant: "
 SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|pad|>")
 
@@ -282,8 +283,11 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def sha256_of(path: Path) -> str:
     """sha256 of a file's content in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    with path.open("rb") as file:  # by hand: hashlib.file_digest is not in Python 3.10
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def files_of(directory: Path) -> dict[str, dict[str, Any]]:

@@ -112,8 +112,8 @@ def pick(lock: str, folder: Path, python: str, architecture: str) -> list[tuple[
         )
     if missing:
         raise UnusableInput(
-            f"{folder} has no wheel of {', '.join(missing)} for CPython {python} on {architecture}; add it, or make the "
-            "bundle again for this Python (playbooks/bundle.yml)."
+            f"{folder} has no wheel of {', '.join(missing)} for CPython {python} on {architecture}; add it, or make "
+            "the bundle again for this Python (playbooks/bundle.yml)."
         )
     return picked
 
@@ -159,8 +159,8 @@ def main() -> int:
             path = given.wheelhouse / given.wheel[0]
             if not path.is_file() or sha256_of(path) != given.wheel[1]:
                 raise UnusableInput(
-                    f"{path} {'has another sha256 than vllm_wheel_sha256' if path.is_file() else 'is missing'}; put the "
-                    "commit's wheel there."
+                    f"{path} {'has another sha256 than vllm_wheel_sha256' if path.is_file() else 'is missing'}; put "
+                    "the commit's wheel there."
                 )
             wheels.append((path, given.wheel[1]))
         archive = "" if given.check else str(pack(wheels, given.cache))
