@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import yaml
@@ -52,7 +54,7 @@ class Playbooks:
         }
 
     def play(
-        self, playbook: str | Path, *arguments: str, fails: bool | None = None, seconds: float = 280.0
+        self, playbook: str | Path, *arguments: str, fails: bool | None = None, seconds: float = 800.0
     ) -> subprocess.CompletedProcess[str]:
         """Run a playbook to its end. No traceback reaches a user; `fails` says how it must end, None: any way."""
         done = subprocess.run(self.command(playbook, *arguments), cwd=ROOT, env=self.environment(),
@@ -62,12 +64,9 @@ class Playbooks:
             assert (done.returncode != 0) == fails, done.stdout[-6000:] + done.stderr[-2000:]
         return done
 
-    def start(self, playbook: str | Path, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, playbook: str | Path, *arguments: str) -> "Running":
         """Start a playbook in a session of its own."""
-        return subprocess.Popen(
-            self.command(playbook, *arguments), cwd=ROOT, env=self.environment(), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+        return Running(self, self.command(playbook, *arguments))
 
     def ad_hoc(self, module: str, arguments: str = "", pattern: str = "all") -> subprocess.CompletedProcess[str]:
         """One module on the hosts."""
@@ -75,6 +74,37 @@ class Playbooks:
             BIN / "ansible", "-i", self.fleet.inventory, "-m", module, "-a", arguments, pattern
         )
         return subprocess.run(command, cwd=ROOT, env=self.environment(), capture_output=True, text=True, check=False)
+
+
+class Running:
+    """A playbook at work. It prints to a file: a pipe that nobody reads would fill up and stop it."""
+
+    def __init__(self, playbooks: Playbooks, command: list[str]) -> None:
+        self.log = playbooks.fleet.folder / f"playbook-{time.monotonic_ns()}.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=playbooks.environment(), stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        self.pid = self.process.pid
+
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.process.poll() is not None
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it and all its processes."""
+        os.killpg(self.pid, number)
+
+    def finish(self, seconds: float = 240.0) -> tuple[int, str]:
+        """Wait for its end: status and what it printed. It is killed where it takes longer."""
+        try:
+            status = self.process.wait(seconds)
+        except BaseException:
+            self.signal(signal.SIGKILL)
+            self.process.wait()
+            raise
+        return status, self.log.read_text()
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:

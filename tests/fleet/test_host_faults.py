@@ -1,11 +1,13 @@
 """What goes wrong with hosts, and what the command then says. Real hosts, real ssh; the engine is the stand-in."""
 
-import os
 import signal
 import time
 
 import pytest
 from playing import Playbooks, furnish_standin, last_line, recap, standin_variables
+
+# Far beyond what they take: a busy machine is no failure.
+pytestmark = pytest.mark.timeout(1500)
 
 PROVISION = "playbooks/provision.yml"
 
@@ -45,11 +47,11 @@ def test_a_host_cut_off_mid_task_is_named_and_the_others_finish(fresh):
     """Cut while it installs: the others are provisioned, the last line says which host and how to go on."""
     one, *others = fresh.fleet.hosts
     running = fresh.start(PROVISION)
-    wait(lambda: one.sh(INSTALLING, check=False), 120)
+    wait(lambda: one.sh(INSTALLING, check=False), 600)
     one.cut()
-    output, _ = running.communicate(timeout=200)
+    status, output = running.finish(600)
     try:
-        assert running.returncode != 0
+        assert status != 0
         assert "h1 could not be reached" in after_recap(output), output[-3000:]
         assert "run the same command again" in output.strip().splitlines()[-1]
         assert all(host.sh(MARKER) for host in others)
@@ -65,9 +67,9 @@ def test_a_host_cut_off_mid_task_is_named_and_the_others_finish(fresh):
 def test_a_provision_killed_mid_install_is_repaired_by_the_next(fresh):
     host = fresh.fleet.hosts[0]
     running = fresh.start(PROVISION, "--limit", "h1")
-    wait(lambda: host.sh(INSTALLING, check=False), 120)
-    os.killpg(running.pid, signal.SIGKILL)
-    running.communicate()
+    wait(lambda: host.sh(INSTALLING, check=False), 600)
+    running.signal(signal.SIGKILL)
+    running.finish(600)
     assert host.sh(MARKER, check=False) == ""
     assert host.sh("cat /run/kvtrial/provision.lock") != ""
     fresh.play(PROVISION, "--limit", "h1", fails=False)
@@ -80,11 +82,11 @@ def test_a_provision_killed_mid_install_is_repaired_by_the_next(fresh):
 def test_a_host_that_loses_power_mid_install_is_repaired_by_the_next(fresh):
     host = fresh.fleet.hosts[0]
     running = fresh.start(PROVISION, "--limit", "h1")
-    wait(lambda: host.sh(INSTALLING, check=False), 120)
+    wait(lambda: host.sh(INSTALLING, check=False), 600)
     host.cut()
     host.kill()
-    output, _ = running.communicate(timeout=200)
-    assert running.returncode != 0
+    status, output = running.finish(600)
+    assert status != 0
     assert "h1 could not be reached" in after_recap(output)
     host.heal()
     host.boot()
@@ -95,17 +97,17 @@ def test_a_host_that_loses_power_mid_install_is_repaired_by_the_next(fresh):
 def test_a_second_provision_at_once_is_refused_and_the_first_finishes(fresh):
     host = fresh.fleet.hosts[0]
     first = fresh.start(PROVISION, "--limit", "h1")
-    wait(lambda: host.sh("ls /run/kvtrial/provision.lock 2>/dev/null", check=False), 60)
-    os.killpg(first.pid, signal.SIGSTOP)  # the first takes as long as the second needs to be refused
+    wait(lambda: host.sh("ls /run/kvtrial/provision.lock 2>/dev/null", check=False), 300)
+    first.signal(signal.SIGSTOP)  # the first takes as long as the second needs to be refused
     try:
         second = fresh.play(PROVISION, "--limit", "h1", fails=True)
     finally:
-        os.killpg(first.pid, signal.SIGCONT)
+        first.signal(signal.SIGCONT)
     assert last_line(second).startswith("h1: Another provision, by root on ")
     assert f"(pid {first.pid}), has held this host for " in last_line(second)
     assert "-e kvtrial_break_lock=true" in last_line(second)
-    output, _ = first.communicate(timeout=200)
-    assert first.returncode == 0, output[-3000:]
+    status, output = first.finish(600)
+    assert status == 0, output[-3000:]
     assert host.sh("ls /run/kvtrial") == ""
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from playing import ROOT, Playbooks
 
-pytestmark = [pytest.mark.full, pytest.mark.e2e_real]
+pytestmark = [pytest.mark.full, pytest.mark.e2e_real, pytest.mark.timeout(2400)]
 ENGINE = "/opt/engine"
 
 
@@ -53,7 +53,7 @@ def project(playbooks, host_wheels):
 
 def test_the_real_engine_under_its_units_gives_a_sound_campaign(project):
     host = project.fleet.hosts[0]
-    project.play("experiment.yml", "-e", "kvtrial_pairs=2", fails=False, seconds=900)
+    project.play("experiment.yml", "-e", "kvtrial_pairs=2", fails=False, seconds=2000)
     verdict = json.loads((project.results / "latest" / "verdict.json").read_text())
     assert verdict["evidence"] == "cpu"
     assert verdict["verdict"] == "INCONCLUSIVE"
@@ -87,7 +87,7 @@ def test_the_record_is_the_local_one(project):
         for r in (json.loads(p.read_text()) for p in project.results.glob("latest/runs/*/*/record.json"))
     }
     project.play(
-        "experiment.yml", "-e", "kvtrial_pairs=2", "-e", "kvtrial_supervisor=process", fails=False, seconds=900
+        "experiment.yml", "-e", "kvtrial_pairs=2", "-e", "kvtrial_supervisor=process", fails=False, seconds=2000
     )
     local = {
         (r["pair"], r["arm"]): r
