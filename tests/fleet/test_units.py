@@ -280,6 +280,21 @@ def test_another_launch_than_the_plans_is_not_started(project, seen):
         host.sh("systemctl daemon-reload")
 
 
+def test_the_unit_for_gpus_is_clean_too_and_names_only_their_devices(project, seen, tmp_path):
+    play = tmp_path / "cuda.yml"
+    play.write_text(
+        "- hosts: h1\n  gather_facts: false\n  tasks:\n    - ansible.builtin.import_role: {name: kvtrial.vllm.engine, "
+        "tasks_from: install}\n      vars: {engine_backend: cuda}\n"
+    )
+    project.play(play, fails=False)
+    unit = project.fleet.hosts[0].sh("cat /etc/systemd/system/kvtrial-engine@.service")
+    assert "DevicePolicy=closed" in unit
+    allowed = [line for line in unit.splitlines() if line.startswith("DeviceAllow=")]
+    assert "DeviceAllow=char-nvidia rw" in allowed
+    assert "DeviceAllow=char-nvidia-frontend rw" in allowed
+    assert all(line.startswith("DeviceAllow=char-nvidia") for line in allowed)
+
+
 def test_uninstalling_leaves_nothing_of_systemd_sudo_and_accounts(project, seen, tmp_path):
     play = tmp_path / "remove.yml"
     play.write_text(

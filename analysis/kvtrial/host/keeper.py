@@ -176,8 +176,8 @@ def end_engine(engine: EngineProcess, grace_seconds: float, heir: int | None = N
     inherited orphans, whose descendants are the engine's too. Returns whether SIGKILL was needed. A process that only
     has the engine's old pid is left alone.
     """
-    if engine.unit and (said := units.systemctl("stop", engine.unit, grace_seconds + UNIT_SLACK_SECONDS)):
-        print(f"systemctl stop {engine.unit}: {said}", flush=True)
+    if engine.unit:
+        _stop_unit(engine.unit, grace_seconds)
     root = read_process(engine.pid) if engine.pid else None
     if engine.pid == 0 or (root is not None and root.start_ticks != engine.start_ticks):
         _sweep_files(engine)
@@ -191,6 +191,14 @@ def end_engine(engine: EngineProcess, grace_seconds: float, heir: int | None = N
     killed |= end_processes([p for p in left if p.pid not in (heir, os.getpid())], 2.0)
     _sweep_files(engine)
     return killed
+
+
+def _stop_unit(unit: str, grace_seconds: float) -> None:
+    """Stop a unit that is not over yet; what systemd complains of goes to the keeper's log."""
+    if units.show(unit, "ActiveState")["ActiveState"] in ("inactive", "failed"):
+        return
+    if said := units.systemctl("stop", unit, grace_seconds + UNIT_SLACK_SECONDS):
+        print(f"systemctl stop {unit}: {said}", flush=True)
 
 
 def remove_scratch(scratch: str) -> None:
