@@ -147,9 +147,7 @@ def write_sums(folder: Path) -> list[Path]:
 def check(folder: Path) -> int:
     """Compare a bundle with its SHA256SUMS; the number of files. Raises UnusableInput that names the first odd file."""
     if not (folder / SUMS).is_file():
-        raise UnusableInput(
-            f"kvtrial_bundle={folder} has no {SUMS}; make it (playbooks/bundle.yml) to its end."
-        )
+        raise UnusableInput(f"kvtrial_bundle={folder} has no {SUMS}; make it (playbooks/bundle.yml) to its end.")
     listed = dict(reversed(line.split("  ", 1)) for line in (folder / SUMS).read_text(encoding="utf-8").splitlines())
     present = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {SUMS}
     for name in sorted(present ^ set(listed)):

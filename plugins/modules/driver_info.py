@@ -14,6 +14,11 @@ options:
     description: How long to wait while another process holds apt's lock; its holder is returned if it still does.
     type: int
     default: 0
+  files:
+    description: Files whose sha256 is returned.
+    type: list
+    elements: path
+    default: []
 attributes:
   check_mode:
     description: Runs the same in check mode.
@@ -33,12 +38,13 @@ facts:
   description:
     - C(packages) of the driver with their versions, C(unfinished) packages, C(kernels) installed, running C(kernel),
       C(headers), C(dkms), C(secure_boot), C(module_version) that is loaded, C(smi_version) and C(smi_error), C(gpus),
-      C(gpu_processes), C(nvswitch), C(os), C(architecture) and C(apt_lock).
+      C(gpu_processes), C(nvswitch), C(os), C(architecture), C(apt_lock) and the sha256 of C(files).
   returned: always
   type: dict
   sample: {module_version: "580.95.05", smi_version: "580.95.05", headers: true, apt_lock: null}
 """
 
+import hashlib
 import os
 import platform
 import time
@@ -97,13 +103,30 @@ def apt_lock(seconds):
         time.sleep(1)
 
 
+def digests(paths):
+    """{path: sha256} of those files that can be read."""
+    found = {}
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                found[path] = hashlib.sha256(file.read()).hexdigest()
+        except OSError:
+            continue
+    return found
+
+
 def main():
     module = AnsibleModule(
-        argument_spec={"wait_for_apt_seconds": {"type": "int", "default": 0}}, supports_check_mode=True
+        argument_spec={
+            "wait_for_apt_seconds": {"type": "int", "default": 0},
+            "files": {"type": "list", "elements": "path", "default": []},
+        },
+        supports_check_mode=True,
     )
-    module.exit_json(
-        changed=False, facts=dict(gather(module), apt_lock=apt_lock(module.params["wait_for_apt_seconds"]))
-    )
+    facts = gather(module)
+    facts["apt_lock"] = apt_lock(module.params["wait_for_apt_seconds"])
+    facts["files"] = digests(module.params["files"])
+    module.exit_json(changed=False, facts=facts)
 
 
 if __name__ == "__main__":
