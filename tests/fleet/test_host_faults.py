@@ -53,7 +53,9 @@ def test_a_host_cut_off_mid_task_is_named_and_the_others_finish(fresh):
     try:
         assert status != 0
         assert "h1 could not be reached" in after_recap(output), output[-3000:]
-        assert "run the same command again" in output.strip().splitlines()[-1]
+        last = output.strip().splitlines()[-1]
+        assert last.startswith("h1 could not be reached: ")
+        assert "run the same command again when it is back: the other hosts were not held up" in last
         assert all(host.sh(MARKER) for host in others)
     finally:
         one.heal()
