@@ -12,9 +12,12 @@ import json
 import os
 import time
 
-FOLDER = "/run/kvtrial"
-NAME = "provision.lock"
 BREAK = "kvtrial_break_lock=true"
+
+
+def default_path(uid):
+    """Where the lock lies: it goes with a reboot, and two users who may not change the same things share none."""
+    return "/run/kvtrial/provision.lock" if uid == 0 else "/tmp/kvtrial-%d/provision.lock" % uid
 
 
 def read(path):

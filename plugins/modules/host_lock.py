@@ -34,9 +34,8 @@ options:
     type: bool
     default: false
   path:
-    description: The lock's file.
+    description: The lock's file. Root's is /run/kvtrial/provision.lock; another user has one of its own below /tmp.
     type: path
-    default: /run/kvtrial/provision.lock
 attributes:
   check_mode:
     description: In check mode it only says whether it could be taken.
@@ -60,6 +59,8 @@ lock:
   returned: always
   type: dict
 """
+
+import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kvtrial.vllm.plugins.module_utils import host_lock, processes
@@ -92,11 +93,11 @@ def main():
             "state": {"type": "str", "choices": ["held", "free"], "default": "held"},
             "lasts_seconds": {"type": "int", "default": 7200},
             "force": {"type": "bool", "default": False},
-            "path": {"type": "path", "default": "/run/kvtrial/provision.lock"},
+            "path": {"type": "path"},
         },
         supports_check_mode=True,
     )
-    path = module.params["path"]
+    path = module.params["path"] = module.params["path"] or host_lock.default_path(os.geteuid())
     boot_id = processes.read_text("/proc/sys/kernel/random/boot_id", 64).strip()
     found = host_lock.read(path)
     try:
@@ -105,7 +106,7 @@ def main():
         if not module.check_mode and found is not None and found.get("owner") == module.params["owner"]:
             host_lock.give_back(path)
     except OSError as error:
-        module.fail_json(msg="The lock %s can't be written: %s; become root on the host." % (path, error))
+        module.fail_json(msg="The lock %s can't be written: %s; make that possible, and run again." % (path, error))
     module.exit_json(changed=False, lock=found or {})
 
 
