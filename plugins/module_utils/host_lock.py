@@ -67,11 +67,14 @@ def take(path, lock):
 
 
 def give_back(path):
-    """Remove the lock; whether there was one."""
-    with contextlib.suppress(FileNotFoundError):
+    """Remove the lock, and its folder where nothing else is in it; whether there was one."""
+    try:
         os.unlink(path)
-        return True
-    return False
+    except FileNotFoundError:
+        return False
+    with contextlib.suppress(OSError):
+        os.rmdir(os.path.dirname(path))
+    return True
 
 
 def monotonic():
