@@ -10,6 +10,7 @@ there already and right is not fetched again. Bad input ends with status 2 and o
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -98,9 +99,11 @@ def debs(request: dict[str, Any], folder: Path, keys: Path) -> None:
         work = Path(name)
         for part in ("lists/partial", "archives/partial", "sources", "preferences", "conf"):
             (work / part).mkdir(parents=True)
+        # apt takes what lies on its own disk from there, and would leave nothing behind.
+        uri = re.sub("^file:", "copy:", request["uri"])
         components = f"Components: {' '.join(request['components'])}\n" if request["components"] else ""
         (work / "sources" / "vendor.sources").write_text(
-            f"Types: deb\nURIs: {request['uri']}\nSuites: {request['suite']}\n{components}Signed-By: {key.resolve()}\n",
+            f"Types: deb\nURIs: {uri}\nSuites: {request['suite']}\n{components}Signed-By: {key.resolve()}\n",
             encoding="utf-8",
         )
         if request["apt_sources"]:
@@ -126,6 +129,12 @@ def debs(request: dict[str, Any], folder: Path, keys: Path) -> None:
             old.unlink()
         for path in (work / "archives").glob("*.deb"):
             shutil.copyfile(path, folder / path.name.replace("%3a", "_"))
+    arrived = {path.name.split("_")[0] for path in folder.glob("*.deb")}
+    if missing := sorted({package.split("=")[0] for package in request["packages"]} - arrived):
+        raise UnusableInput(
+            f"apt fetched no {', '.join(missing)}; a host whose status is kvtrial_bundle_dpkg_status has them, so "
+            "give the status of a host without a driver."
+        )
     entries = []
     for path in sorted(folder.glob("*.deb")):
         control = run("dpkg-deb", "-f", path).rstrip()
