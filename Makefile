@@ -2,7 +2,7 @@
 #   make experiment [ARGS='-e kvtrial_pairs=2']     make setup PYTHON=/usr/bin/python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := experiment
-.PHONY: setup experiment run-experiment test test-full lint bench-client clean
+.PHONY: setup experiment run-experiment test test-full lint lock bench-client bench-fleet clean
 
 # Which Python makes .venv; empty: 3.11 if it is there, else 3.12 or 3.13, each with its own lock.
 PYTHON ?=
@@ -47,6 +47,16 @@ ifeq ($(QUICK),)
 else
 	@PYTHONPATH=tests $(BIN)/python -m bench.client --quick
 endif
+
+# Another release's lock: make lock VLLM=0.33.0. For a commit's wheel also WHEEL=FILE_OR_URL AS_OF=2026-07-30 OUTPUT=FILE.
+lock: .venv/test-done
+	@PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python requirements/lock_engine.py $(VLLM) $(if $(WHEEL),--wheel $(WHEEL)) \
+		$(if $(AS_OF),--as-of $(AS_OF)) $(if $(OUTPUT),--output $(OUTPUT))
+
+# What a provision that changes nothing costs the controller, over HOSTS real hosts on this machine; needs root.
+HOSTS ?= 10
+bench-fleet: .venv/test-done
+	@$(BIN)/python tests/bench/fleet.py $(HOSTS)
 
 # What campaigns found stays in results/; what they installed, in .kvtrial/, goes by playbooks/teardown.yml -e kvtrial_purge=true.
 clean:

@@ -3,7 +3,8 @@
 #   tests/run.sh          what a change has to pass
 #   tests/run.sh full     the long ones too (marked "full")
 #
-# Two lanes of stages go side by side, since most of their time is waiting; the real engine is measured after them, alone.
+# Two lanes of stages go side by side, since most of their time is waiting; the test hosts and the real engine come after them,
+# alone.
 # Each lane has processes, a temporary folder and /dev/shm of its own (where this user may have them): the host program
 # refuses to measure beside an engine that isn't its own, and would meet the other lane's.
 set -uo pipefail
@@ -81,6 +82,7 @@ else
     playbook_lane
     wait
 fi
+stage fleet tests -m "$selection" tests/fleet
 stage e2e tests -m "${selection:+$selection and }e2e_real" tests/e2e
 
 printf '\n'

@@ -36,6 +36,11 @@ CAMPAIGN_ACTION = "kvtrial.vllm.campaign"
 INFO_ACTION = "kvtrial.vllm.host_program_info"
 DEBUG_ACTIONS = ("ansible.builtin.debug", "debug")
 
+LOST = "could not be reached"
+GO_ON = (
+    "run the same command again when it is back: the other hosts were not held up, and what is whole stays as it is."
+)
+
 
 def part(result, name):
     """`result.result`, `.task` or `.host`: newer versions of ansible-core have them without the underscore."""
@@ -102,14 +107,27 @@ def last_words(failures, answer, concluded):
 
     `failures`: [(host, sentence, was before the answer)] in order. With an answer, hosts that were lost on the way
     are named before it and don't make the playbook fail; `concluded` is whether the answer is of use. The cause is
-    empty when the playbook succeeded.
+    empty when the playbook succeeded. Without an answer it is what befell the first host, after a line for each other.
     """
     if not answer:
-        return [], (failures[0][1] if failures else "")
+        return _without_answer(failures)
     lines = ["%s did not take part to the end: %s" % (host, text) for host, text, before in failures if before]
     after = [text for _, text, before in failures if not before]
     cause = "" if concluded and not after else (after[0] if after else "The campaign is of no use.")
     return lines + list(answer), cause
+
+
+def _without_answer(failures):
+    if not failures:
+        return [], ""
+    first, cause, _ = failures[0]
+    if cause.startswith("%s %s" % (first, LOST)):
+        cause = "%s; %s" % (cause.rstrip(". "), GO_ON)
+    others = {}
+    for host, text, _ in failures:
+        if host != first and text != failures[0][1]:
+            others.setdefault(host, text)
+    return list(others.values()), cause
 
 
 class CallbackModule(Default):
@@ -177,7 +195,7 @@ class CallbackModule(Default):
             self._show_line(host, "%s  could not be reached, will be asked again" % host)
             return
         if not task.ignore_unreachable:
-            sentence = "%s could not be reached: %s" % (host, sentence_of(part(result, "result")))
+            sentence = "%s %s: %s" % (host, LOST, sentence_of(part(result, "result")))
             self._failures.append((host, sentence, not self._answer))
         super().v2_runner_on_unreachable(result)
 

@@ -16,6 +16,7 @@ from ansible_collections.kvtrial.vllm.plugins.module_utils import processes
 FOLDERS = ("cache", "campaigns", "models", "venvs", "wheels")
 VENV = re.compile(r"(vllm-.+|workload)-[0-9a-f]{12}$")
 MADE_MODEL = re.compile(r"made-[0-9a-f]{12}$")
+BROUGHT_MODEL = re.compile(r"(upload|[^/]+--[^/]+)-[0-9a-f]{12}$")
 GIVEN_MANIFEST = re.compile(r"given-[0-9a-f]{12}\.manifest\.json$")
 WHEEL_FOLDER = re.compile(r"[0-9a-f]{12}$")
 WHEEL = re.compile(r"kvtrial-[^/]+\.whl$")
@@ -111,10 +112,12 @@ def _is_model(path):
     name = os.path.basename(path)
     if GIVEN_MANIFEST.match(name) and os.path.isfile(path) and not os.path.islink(path):
         return {"schema_version", "revision", "files"} <= set(_object_in(path))
-    if not (MADE_MODEL.match(name) and _is_folder(path)):
+    if not _is_folder(path):
         return False
     manifest = _object_in(os.path.join(path, "manifest.json"))
-    return "schema_version" in manifest and manifest.get("weights") == "random"
+    if BROUGHT_MODEL.match(name):
+        return "schema_version" in manifest and manifest.get("brought_here") is True
+    return bool(MADE_MODEL.match(name)) and "schema_version" in manifest and manifest.get("weights") == "random"
 
 
 def _is_wheel_folder(path):

@@ -48,8 +48,8 @@ def test_the_sentence_of_a_failure(result, sentence):
     assert console.sentence_of(result) == sentence
 
 
-def test_without_an_answer_the_first_failure_is_the_cause():
-    assert console.last_words([("a", "first", True), ("b", "second", True)], [], True) == ([], "first")
+def test_without_an_answer_the_first_failure_is_the_cause_and_the_others_are_named():
+    assert console.last_words([("a", "first", True), ("b", "second", True)], [], True) == (["second"], "first")
 
 
 def test_a_lost_host_is_named_and_does_not_fail_an_answer():
@@ -71,3 +71,11 @@ def test_nothing_failed_nothing_said():
 def test_results_are_read_with_and_without_the_underscore(prefix):
     result = SimpleNamespace(**{f"{prefix}result": {"a": 1}})
     assert console.part(result, "result") == {"a": 1}
+
+
+def test_a_lost_host_is_the_last_line_with_how_to_go_on_and_others_have_a_line_each():
+    failures = [("h1", "h1 could not be reached: timed out.", True), ("h2", "h2: no disk.", True), ("h2", "x", True)]
+    lines, cause = console.last_words(failures, [], True)
+    assert lines == ["h2: no disk."]
+    assert cause.startswith("h1 could not be reached: timed out; run the same command again when it is back")
+    assert console.last_words([("h1", "port taken", True), ("h2", "port taken", True)], [], True) == ([], "port taken")

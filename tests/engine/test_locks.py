@@ -11,6 +11,10 @@ EXPECTED = {
     "controller-py311.txt",
     "controller-py312.txt",
     "engine-vllm-cpu-0.32.0-py311.txt",
+    "engine-vllm-cuda-0.26.0.txt",
+    "engine-vllm-cuda-0.30.0.txt",
+    "engine-vllm-cuda-0.32.0.txt",
+    "engine-vllm-cuda-0.33.0.txt",
     "engine-vllm-cuda-0.26.0-beside-torch-py312.txt",
     "host.txt",
     "test-py311.txt",
@@ -35,6 +39,7 @@ def pins_of(text: str) -> dict[str, str]:
         r"\s*\\\n\s*", " ", "\n".join(line for line in text.splitlines() if not line.strip().startswith("#"))
     )
     pins: dict[str, str] = {}
+    seen: set[tuple[str, str]] = set()
     for entry in filter(None, joined.splitlines()):
         requirement, *digests = re.split(r" (?=--hash)", entry.strip())
         pin = PIN.match(requirement)
@@ -42,8 +47,10 @@ def pins_of(text: str) -> dict[str, str]:
             raise NotLocked(f"{requirement} is not name==version")
         if not digests or not all(HASH.match(digest) for digest in digests):
             raise NotLocked(f"{requirement} has no digest, or a bad one")
-        if normalized(pin["name"]) in pins:
+        # Two versions under two conditions are one pin each: an environment meets only one of them.
+        if (key := (normalized(pin["name"]), pin["marker"] or "")) in seen:
             raise NotLocked(f"{pin['name']} is pinned twice")
+        seen.add(key)
         pins[normalized(pin["name"])] = pin["version"]
     return pins
 

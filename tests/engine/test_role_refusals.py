@@ -47,6 +47,7 @@ def play(folder: Path, role: str, tags: str, **variables: object) -> subprocess.
     path.write_text(json.dumps(book), encoding="utf-8")
     environment = os.environ | {
         "ANSIBLE_ROLES_PATH": str(REPOSITORY / "roles"),
+        "ANSIBLE_COLLECTIONS_PATH": str(REPOSITORY / "collections"),
         "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
     }
     command = [str(PLAYBOOK), "-i", "localhost,", "-c", "local", "--tags", tags, str(path)]
@@ -156,3 +157,76 @@ def test_defaults_and_argument_specifications_have_the_same_keys() -> None:
         defaults = yaml.safe_load((folder / "defaults" / "main.yml").read_text(encoding="utf-8"))
         specification = yaml.safe_load((folder / "meta" / "argument_specs.yml").read_text(encoding="utf-8"))
         assert defaults.keys() == specification["argument_specs"]["main"]["options"].keys()
+
+
+COMMIT = "f98d1fc49361cb50457f6109c3c01a5c77e415b4"
+
+
+def cuda(folder: Path, version: str, wheels: str = "x86_64: 3.11 3.12 3.13") -> dict[str, object]:
+    """Settings of a CUDA engine with a lock for these wheels."""
+    lock = folder / f"lock-{version}.txt"
+    lock.write_text(f"# wheels {wheels}\nvllm=={version} \\\n    --hash=sha256:" + "0" * 64 + "\n", encoding="utf-8")
+    return {"vllm_backend": "cuda", "vllm_version": version, "vllm_lock": str(lock)}
+
+
+def test_python_310_is_refused_for_032_and_newer_in_a_sentence(standin_python: Any, tmp_path: Path) -> None:
+    """A host with Ubuntu 22.04's own Python."""
+    settings = cuda(tmp_path, "0.32.0") | {"vllm_python": standin_python(python="3.10")}
+    result = play(tmp_path, "vllm", "vllm_preflight", **settings)
+    assert result.returncode == 2
+    assert (
+        "is CPython 3.10, the lock is for CPython 3.11, 3.12, 3.13 only (vLLM 0.32.0 needs 3.11 or newer)"
+        in result.stdout
+    )
+
+
+@pytest.mark.parametrize("version", ["0.26.0", "0.30.0"])
+def test_python_310_is_taken_by_older_releases_and_a_named_interpreter_by_newer(
+    standin_python: Any, tmp_path: Path, version: str
+) -> None:
+    settings: dict[str, object] = {"vllm_backend": "cuda", "vllm_version": version}
+    assert (
+        play(tmp_path, "vllm", "vllm_preflight", vllm_python=standin_python(python="3.10"), **settings).returncode == 0
+    )
+    newer: dict[str, object] = {"vllm_backend": "cuda", "vllm_version": "0.33.0"}
+    assert play(tmp_path, "vllm", "vllm_preflight", vllm_python=standin_python(python="3.13"), **newer).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("driver", "version", "status"),
+    [("570.86.10", "0.22.1", 2), ("580.65.06", "0.22.1", 0), ("570.86.10", "0.19.1", 0), ("", "0.22.1", 0)],
+)
+def test_a_driver_too_old_for_the_wheels_is_refused_before_the_host_is_asked(
+    standin_python: Any, tmp_path: Path, driver: str, version: str, status: int
+) -> None:
+    settings = cuda(tmp_path, version) | {"vllm_python": standin_python(), "vllm_driver_version": driver}
+    result = play(tmp_path, "vllm", "vllm_preflight", **settings)
+    assert result.returncode == status, result.stdout
+    if status:
+        assert f"driver {driver} < 580 needed by the CUDA 13 wheels of vLLM {version}" in result.stdout
+        assert "Look at the host" not in result.stdout
+
+
+def test_a_commit_needs_its_wheels_address_and_sha256(standin_python: Any, tmp_path: Path) -> None:
+    settings = cuda(tmp_path, "0.26.0") | {"vllm_python": standin_python(), "vllm_commit": COMMIT}
+    result = play(tmp_path, "vllm", "vllm_preflight", **settings)
+    assert result.returncode == 2
+    assert f"vllm_commit={COMMIT} needs its full hash, vllm_wheel_url=(empty) the full address" in result.stdout
+    wheel = f"https://mirror.example.invalid/{COMMIT}/vllm-0.26.1.dev5+gf98d1fc49-cp38-abi3-manylinux_2_28_x86_64.whl"
+    whole = settings | {"vllm_wheel_url": wheel, "vllm_wheel_sha256": "1" * 64}
+    assert play(tmp_path, "vllm", "vllm_preflight", **whole).returncode == 0
+
+
+def test_a_hub_is_named_by_the_user(tmp_path: Path) -> None:
+    result = play(tmp_path, "model", "model_preflight", model_source="huggingface", model_repository="Qwen/Qwen3-0.6B")
+    assert result.returncode == 2
+    assert "model_endpoint=(empty) (the hub's or a mirror's address)" in result.stdout
+
+
+def test_an_upload_is_told_what_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    result = play(tmp_path, "model", "model_preflight", model_source="upload", model_upload=str(folder))
+    assert result.returncode == 2
+    assert f"model_upload={folder} is " in result.stdout and "model_upload_sha256 says nothing" in result.stdout

@@ -9,7 +9,7 @@ from msgspec import Struct
 from kvtrial.analysis.prices import Prices, refuse_prices
 from kvtrial.record.cpulist import cpu_list
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.plan import Backend, IfControllerGone, Model
+from kvtrial.record.plan import Backend, IfControllerGone, Model, Supervisor
 from kvtrial.record.protocol import Objective
 
 T = TypeVar("T")
@@ -51,6 +51,7 @@ class HostInput(Struct, frozen=True, forbid_unknown_fields=True):
     limits: dict[str, float] = {}
     if_controller_gone: IfControllerGone = "continue"
     client_cpus: str = "auto"
+    supervisor: Supervisor = "process"
     facts: dict[str, Any] = {}
 
 

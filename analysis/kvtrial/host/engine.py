@@ -28,15 +28,15 @@ from kvtrial.host.processes import (
     members,
     port_is_taken,
 )
+from kvtrial.host.units import SCRATCH, engine_log, engine_unit, environment, supervision
 from kvtrial.record.cpulist import as_list, cpu_list
 from kvtrial.record.enginelog import diagnose, engine_facts
 from kvtrial.record.exposition import parse_page, read_page
 from kvtrial.record.launchfacts import flatten
 from kvtrial.record.oom import OutOfMemory, tell_apart
 from kvtrial.record.plan import HostPlan, Launch, Model
-from kvtrial.record.record import Fault, Resolved
+from kvtrial.record.record import Fault, Resolved, Supervision
 
-BASE_ENVIRONMENT = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
 LOG_TAIL_LINES = 15
 HEALTH_POLL_SECONDS = 0.25
 CONFIG_TIMEOUT_SECONDS = 60.0
@@ -58,15 +58,16 @@ class Engine:
         self.directory = directory
         self.launch = launch
         self.plan = plan
-        self.log = directory / "engine.log"
+        self.unit = engine_unit(launch.arm) if plan.supervisor == "systemd" else ""
+        self.log = engine_log(launch.arm) if self.unit else directory / "engine.log"
         self.base_url = f"http://127.0.0.1:{launch.port}"
         self.client = httpx.Client(base_url=self.base_url, timeout=10.0)
         self.pool = ThreadPoolExecutor(max_workers=1)
         cpus = sorted(engine_cpus(plan.client_cpus))
-        scratch = tempfile.mkdtemp(prefix="kvtrial-")
+        scratch = "" if self.unit else tempfile.mkdtemp(prefix="kvtrial-")
         spec = KeeperSpec(
             launch=launch,
-            env=environment(launch, scratch),
+            env=environment(launch.argv, launch.env, scratch or SCRATCH),
             scratch=scratch,
             log=str(self.log),
             deadline_seconds=deadline_seconds,
@@ -74,6 +75,7 @@ class Engine:
             ram_reserve_bytes=plan.limits.ram_reserve_bytes,
             own_pids=[os.getpid()],
             engine_cpus=cpus,
+            unit=self.unit,
         )
         (directory / "keeper.json").write_bytes(msgspec.json.encode(spec))
         self.memory = MemoryWatch()
@@ -89,13 +91,18 @@ class Engine:
     def process(self) -> EngineProcess | None:
         """The engine's identity, once the keeper has started it."""
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
-            return msgspec.json.decode((self.directory / "engine.json").read_bytes(), type=EngineProcess)
+            process = msgspec.json.decode((self.directory / "engine.json").read_bytes(), type=EngineProcess)
+            return process if process.pid else None  # a unit that is being started has none yet
         return None
 
     def is_up(self) -> bool:
         """Whether the engine's own process is alive."""
         process = self.process()
         return process is not None and is_alive(process.pid, process.start_ticks)
+
+    def supervision(self) -> Supervision:
+        """What started this engine and watches it."""
+        return supervision(self.launch.arm) if self.unit else Supervision("process")
 
     def wait_healthy(self, on_wait: Callable[[float], None], is_stopping: Callable[[], bool]) -> float:
         """Wait until /health answers 200; return the seconds it took. Raises RunFault if the engine dies or is late."""
@@ -164,6 +171,11 @@ class Engine:
             loopback_alone=loopback_alone(),
         )
 
+    def _keep_log(self) -> None:
+        """Take the unit's log, which lies in a folder of root's, into the run's folder."""
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            (self.directory / "engine.log").write_bytes(self.log.read_bytes())
+
     def pids(self) -> list[int]:
         """pids of the engine's whole process tree."""
         process = self.process()
@@ -222,26 +234,14 @@ class Engine:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.keeper.wait(self.plan.limits.stop_timeout_seconds + 30.0)
         path = self.directory / "exit.json"
+        if self.unit:
+            self._keep_log()
         if path.exists():
             return msgspec.json.decode(path.read_bytes(), type=EngineExit)
         self.keeper.kill()
         self.keeper.wait()
         reap_leftover(self.directory)
         return EngineExit("keeper_killed", None, True, 0.0, None, "the keeper was killed; its engine was ended")
-
-
-def environment(launch: Launch, scratch: str) -> dict[str, str]:
-    """The engine's whole environment: a fixed base, folders of its own in `scratch`, and what the launch sets."""
-    binaries = str(Path(launch.argv[0]).parent)
-    return {
-        **BASE_ENVIRONMENT,
-        "PATH": f"{binaries}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-        "HOME": scratch,
-        "TMPDIR": scratch,
-        "XDG_CACHE_HOME": f"{scratch}/cache",
-        "XDG_CONFIG_HOME": f"{scratch}/config",
-        **launch.env,
-    }
 
 
 def engine_cpus(client_cpus: str) -> set[int]:

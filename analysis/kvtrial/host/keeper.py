@@ -17,7 +17,6 @@ import select
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,7 +24,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from kvtrial.host import units
 from kvtrial.host.conditions import cpu_mhz, meminfo, nvidia_smi
+from kvtrial.host.givenback import vram_used_bytes, wait_until_given_back
 from kvtrial.host.processes import (
     Process,
     all_processes,
@@ -36,21 +37,23 @@ from kvtrial.host.processes import (
     members,
     read_process,
 )
+from kvtrial.host.supervisors import UNIT_SLACK_SECONDS, Held, NotStarted, OwnProcess, UnitProcess
 from kvtrial.record.plan import Launch
 from kvtrial.record.record import Samples
 from kvtrial.record.store import write_atomically
 
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SAMPLE_SECONDS = 1.0
 FOREIGN_EVERY = 5
 SHARED_MEMORY = Path("/dev/shm")
+GIVE_BACK_SECONDS = 30.0
 
 
 class KeeperSpec(Struct, frozen=True):
     """What the keeper is told. `scratch` is the engine's own temporary folder, removed at the end.
 
     `engine_cpus`: the CPUs that the engine may run on, empty for all that the keeper may.
+    With `unit`, systemd starts the engine: argv and environment stand in the unit, and scratch is its private /tmp.
     """
 
     launch: Launch
@@ -62,15 +65,17 @@ class KeeperSpec(Struct, frozen=True):
     ram_reserve_bytes: int
     own_pids: list[int]
     engine_cpus: list[int] = []
+    unit: str = ""
 
 
 class EngineProcess(Struct, frozen=True):
-    """Ownership of a running engine: who it is, and its scratch folder. Written when it starts."""
+    """Ownership of a running engine: who it is, and its scratch folder or its unit. Written when it starts."""
 
     pid: int
     start_ticks: int
     scratch: str
     shared_memory: list[str] = []
+    unit: str = ""
 
 
 class EngineExit(Struct, frozen=True):
@@ -85,6 +90,7 @@ class EngineExit(Struct, frozen=True):
     stop_seconds: float
     samples: Samples | None
     detail: str = ""
+    left_behind: str = ""
 
 
 class Sampler:
@@ -172,8 +178,10 @@ def end_engine(engine: EngineProcess, grace_seconds: float, heir: int | None = N
     inherited orphans, whose descendants are the engine's too. Returns whether SIGKILL was needed. A process that only
     has the engine's old pid is left alone.
     """
-    root = read_process(engine.pid)
-    if root is not None and root.start_ticks != engine.start_ticks:
+    if engine.unit:
+        _stop_unit(engine.unit, grace_seconds)
+    root = read_process(engine.pid) if engine.pid else None
+    if engine.pid == 0 or (root is not None and root.start_ticks != engine.start_ticks):
         _sweep_files(engine)
         return False
     killed = False
@@ -187,9 +195,23 @@ def end_engine(engine: EngineProcess, grace_seconds: float, heir: int | None = N
     return killed
 
 
+def _stop_unit(unit: str, grace_seconds: float) -> None:
+    """Stop a unit that is not over yet; what systemd complains of goes to the keeper's log."""
+    if units.show(unit, "ActiveState")["ActiveState"] in ("inactive", "failed"):
+        return
+    if said := units.systemctl("stop", unit, grace_seconds + UNIT_SLACK_SECONDS):
+        print(f"systemctl stop {unit}: {said}", flush=True)
+
+
+def remove_scratch(scratch: str) -> None:
+    """Remove an engine's own temporary folder; a unit has none but its private /tmp, which goes with it."""
+    if scratch:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
 def _sweep_files(engine: EngineProcess) -> None:
     """Remove the engine's scratch folder, and the files it made in /dev/shm that no process maps any more."""
-    shutil.rmtree(engine.scratch, ignore_errors=True)
+    remove_scratch(engine.scratch)
     left = [name for name in engine.shared_memory if Path(name).exists()]
     if left:
         mapped = mapped_shared_memory(p.pid for p in all_processes())
@@ -198,36 +220,19 @@ def _sweep_files(engine: EngineProcess) -> None:
                 Path(name).unlink(missing_ok=True)
 
 
-def _die_with_parent() -> None:
-    """In the engine before exec: SIGTERM when the keeper is killed."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _become_engine(cpus: list[int]) -> None:
-    _die_with_parent()
-    if cpus:
-        os.sched_setaffinity(0, cpus)
-
-
-def _start(spec: KeeperSpec, directory: Path) -> tuple[subprocess.Popen[bytes], EngineProcess]:
-    log = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    try:
-        popen = subprocess.Popen(
-            spec.launch.argv,
-            env=spec.env,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            cwd=spec.scratch,
-            preexec_fn=lambda: _become_engine(spec.engine_cpus),
-        )
-    finally:
-        os.close(log)
-    process = read_process(popen.pid)
-    engine = EngineProcess(pid=popen.pid, start_ticks=process.start_ticks if process else -1, scratch=spec.scratch)
+def _start(spec: KeeperSpec, directory: Path) -> tuple[Held, EngineProcess]:
+    """Start the engine and write its ownership record. Raises NotStarted."""
+    held: Held
+    if spec.unit:
+        # The record first: whatever happens next, the unit's name is known to whoever has to end it.
+        write_atomically(directory / "engine.json", msgspec.json.encode(EngineProcess(0, -1, "", unit=spec.unit)))
+        held = UnitProcess(spec.unit, spec.stop_timeout_seconds)
+    else:
+        held = OwnProcess(spec.launch.argv, spec.env, spec.scratch, Path(spec.log), spec.engine_cpus)
+    pid, ticks = held.process.pid, held.process.start_ticks
+    engine = EngineProcess(pid=pid, start_ticks=ticks, scratch=spec.scratch, unit=spec.unit)
     write_atomically(directory / "engine.json", msgspec.json.encode(engine))
-    return popen, engine
+    return held, engine
 
 
 def keep(directory: Path) -> int:
@@ -237,23 +242,22 @@ def keep(directory: Path) -> int:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = vram_used_bytes()
     try:
-        popen, engine = _start(spec, directory)
-    except OSError as error:
-        shutil.rmtree(spec.scratch, ignore_errors=True)
+        held, engine = _start(spec, directory)
+    except NotStarted as error:
+        remove_scratch(spec.scratch)
         _write_exit(directory, EngineExit("not_started", None, False, 0.0, None, str(error)))
         return 0
-    root = read_process(popen.pid) or Process(popen.pid, engine.start_ticks, "Z", 0, popen.pid, 0, 0)
-    sampler = Sampler(root, [*spec.own_pids, os.getpid()])
-    reason, engine = _watch(spec, popen, sampler, started, engine, directory)
+    sampler = Sampler(held.process, [*spec.own_pids, os.getpid()])
+    reason, engine = _watch(spec, held, sampler, started, engine, directory)
     stopping = time.monotonic()
     samples = sampler.summary()
-    if popen.poll() is None:
-        popen.send_signal(signal.SIGTERM)
-        _wait(popen, spec.stop_timeout_seconds)
-    killed = end_engine(engine, 0.0, heir=os.getpid())
-    popen.wait()
-    _write_exit(directory, EngineExit(reason, popen.returncode, killed, time.monotonic() - stopping, samples))
+    killed = held.end(spec.stop_timeout_seconds)
+    killed |= end_engine(engine, 0.0, heir=os.getpid())
+    returncode, seconds = held.returncode(), time.monotonic() - stopping
+    left = wait_until_given_back(before, engine.shared_memory, GIVE_BACK_SECONDS)
+    _write_exit(directory, EngineExit(reason, returncode, killed, seconds, samples, left_behind=left))
     return 0
 
 
@@ -261,15 +265,9 @@ def _write_exit(directory: Path, engine_exit: EngineExit) -> None:
     write_atomically(directory / "exit.json", msgspec.json.encode(engine_exit))
 
 
-def _wait(popen: subprocess.Popen[bytes], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while popen.poll() is None and time.monotonic() < until:
-        time.sleep(0.01)
-
-
 def _watch(
     spec: KeeperSpec,
-    popen: subprocess.Popen[bytes],
+    held: Held,
     sampler: Sampler,
     started: float,
     engine: EngineProcess,
@@ -284,7 +282,7 @@ def _watch(
         if sorted(sampler.shared_memory) != engine.shared_memory:
             engine = msgspec.structs.replace(engine, shared_memory=sorted(sampler.shared_memory))
             write_atomically(directory / "engine.json", msgspec.json.encode(engine))
-        if popen.poll() is not None:
+        if held.ended():
             return "exited", engine
         if time.monotonic() - started > spec.deadline_seconds:
             return "deadline", engine
@@ -305,12 +303,13 @@ def reap_leftover(directory: Path) -> str | None:
     if not path.exists():
         with contextlib.suppress(OSError, msgspec.DecodeError):
             spec = msgspec.json.decode((directory / "keeper.json").read_bytes(), type=KeeperSpec)
-            shutil.rmtree(spec.scratch, ignore_errors=True)
+            remove_scratch(spec.scratch)
         return None
     engine = msgspec.json.decode(path.read_bytes(), type=EngineProcess)
     alive = is_alive(engine.pid, engine.start_ticks)
     end_engine(engine, 10.0)
-    return f"ended engine pid {engine.pid}, left by an interrupted run" if alive else None
+    name = f"engine pid {engine.pid}" + (f" ({engine.unit})" if engine.unit else "")
+    return f"ended {name}, left by an interrupted run" if alive else None
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ It may be killed at any point: its engine is ended by the keeper, and `start` go
 
 import argparse
 import contextlib
+import errno
 import fcntl
 import json
+import os
 import shutil
 import signal
 import statistics
@@ -37,6 +39,7 @@ from kvtrial.host.processes import end_processes, foreign_engines, read_process
 from kvtrial.host.run import Interrupted, RunContext, execute, publish
 from kvtrial.host.schedule import dropped_pairs, next_run, runs_left
 from kvtrial.host.state import Folder, Progress, first_progress
+from kvtrial.host.units import PROGRAM_UNIT, refuse_other_launch, start_program
 from kvtrial.host.workload import check_traces
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import RunPlan
@@ -109,13 +112,18 @@ class Program:
             raise Stop("stopped", self.stopping or late) from None
         except OSError as error:
             shutil.rmtree(self.folder.partial, ignore_errors=True)
-            raise Stop(
-                "failed", f"run {run.run} could not be written: {error}; free the disk and start again"
-            ) from error
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            advice = "free the disk and start again" if full else "mend that and start again"
+            raise Stop("failed", f"run {run.run} could not be written: {error}; {advice}") from error
         self.finished[run.run] = record
         print(f"{run.run}: {record.outcome}{f' ({record.fault.fault}: {record.fault.detail})' if record.fault else ''}",
               flush=True)  # fmt: skip
         self.tell(phase=None)
+        if record.left_behind:
+            raise Stop(
+                "failed",
+                f"after {run.run} {record.left_behind}; find what holds it (nvidia-smi, /dev/shm), start again",
+            )
 
     def ask_before(self, run: RunPlan) -> None:
         """Everything that must hold before a run. Raises Stop with the sentence."""
@@ -125,6 +133,11 @@ class Program:
             raise Stop("stopped", f"consent was withdrawn: {self.folder.consent} is gone")
         if self.seconds_left() <= 0:
             raise Stop("stopped", f"the deadline of {self.plan.limits.deadline_seconds:.0f} s passed before {run.run}")
+        if self.plan.supervisor == "systemd":
+            try:
+                refuse_other_launch(self.plan, run.arm)
+            except UnusableInput as error:
+                raise Stop("failed", str(error)) from None
         if engines := foreign_engines(set()):
             listed = "; ".join(f"pid {pid} ({command})" for pid, command in engines[:3])
             raise Stop("failed", f"another engine runs on this host: {listed}; end it, kvtrial ends only its own")
@@ -240,6 +253,9 @@ def start(folder: Folder) -> Progress:
         return running
     check_traces(plan, folder.directory)
     before = folder.read_progress()
+    if plan.supervisor == "systemd":
+        start_program(folder.directory, Path(sys.executable).parent / "kvtrial-host", plan)
+        return _started_unit(folder, before)
     with (folder.directory / "program.log").open("ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "kvtrial.host.program", "run", "--directory", str(folder.directory)],
@@ -265,6 +281,20 @@ def start(folder: Folder) -> Progress:
                 break
         time.sleep(0.05)
     raise UnusableInput(f"the host program did not start; see the end of {folder.directory}/program.log.")
+
+
+def _started_unit(folder: Folder, before: Progress | None) -> Progress:
+    """The progress of the program that was started as a unit. Raises UnusableInput if it gave none in time."""
+    until = time.monotonic() + START_WAIT_SECONDS
+    while time.monotonic() < until:
+        progress = folder.read_progress()
+        if progress is not None and progress != before and progress.state != "starting":
+            return progress
+        time.sleep(0.05)
+    raise UnusableInput(
+        f"{PROGRAM_UNIT} was started and told nothing; see journalctl -u {PROGRAM_UNIT} and the end of "
+        f"{folder.directory}/program.log."
+    )
 
 
 def stop(folder: Folder) -> str:
@@ -317,6 +347,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--log", type=Path, help="with run: where it prints to, opened by the program's own account")
     return parser.parse_args(arguments)
 
 
@@ -333,6 +364,13 @@ def _calibration_command(command: str, state_dir: Path, again: bool) -> int:
     return 0
 
 
+def _print_to(log: Path) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of `kvtrial-host`. Exit status 0, or 2 for unusable input with one sentence on stderr."""
     options = _arguments(arguments)
@@ -341,6 +379,8 @@ def main(arguments: list[str] | None = None) -> int:
     folder = Folder(options.directory.resolve())
     try:
         if options.command == "run":
+            if options.log is not None:
+                _print_to(options.log)
             return run_program(folder)
         if options.command == "start":
             print(json.dumps(msgspec.to_builtins(start(folder))))

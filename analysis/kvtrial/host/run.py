@@ -30,6 +30,7 @@ from kvtrial.record.record import (
     PhaseRecord,
     Resolved,
     RunRecord,
+    Supervision,
     Times,
     WatchHit,
 )
@@ -120,6 +121,7 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
         facts.fault = Fault(origin="environment", fault=name, phase=_last_phase(facts), detail=detail)
     facts.fault = _with_exit(facts.fault, exit_facts)
     files = _write_files(directory)
+    supervised = engine.supervision() if engine is not None else Supervision("process")
     ended = time.monotonic()
     record = RunRecord(
         schema_version=SCHEMA_VERSION,
@@ -153,6 +155,8 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
         ],
         files=files,
         calibration=context.calibration,
+        supervision=supervised,
+        left_behind=exit_facts.left_behind if exit_facts else "",
     )
     content = msgspec.json.format(msgspec.json.encode(record), indent=1)
     digest = write_atomically(directory / "record.json", content)

@@ -10,6 +10,7 @@ from kvtrial.record.protocol import Distribution, Protocol
 
 IfControllerGone = Literal["continue", "stop"]
 Backend = Literal["cpu", "cuda"]
+Supervisor = Literal["process", "systemd"]
 
 
 class Launch(Struct, frozen=True, forbid_unknown_fields=True):
@@ -262,6 +263,7 @@ class HostPlan(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     if_controller_gone: IfControllerGone
     client_cpus: str = "auto"
     ladder: LadderPlan | UnsetType = UNSET
+    supervisor: Supervisor = "process"
 
 
 class Estimate(Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from kvtrial.record.calibration import Calibration
 from kvtrial.record.load import HonestyCard
-from kvtrial.record.plan import Capacity, Launch, Model
+from kvtrial.record.plan import Capacity, Launch, Model, Supervisor
 from kvtrial.record.pressure import PhaseLedger, PressurePoint, ResetFact
 
 Evidence = Literal["gpu", "cpu", "standin"]
@@ -180,6 +180,15 @@ class PhaseRecord(Struct, frozen=True):
     ledger: PhaseLedger | None = None
 
 
+class Supervision(Struct, frozen=True):
+    """What started and watched the engine. `exposure` is systemd-analyze's, 0 safe to 10 unsafe."""
+
+    kind: Supervisor
+    unit: str | None = None
+    systemd: str | None = None
+    exposure: float | None = None
+
+
 class WatchHit(Struct, frozen=True):
     """A watch of a known hazard that went off."""
 
@@ -191,6 +200,7 @@ class RunRecord(Struct, frozen=True):
     """All facts of one run. `attempt` is 1 plus the number of interruptions of the campaign on this host before it.
 
     `calibration` is the card of the load client that was in force on this host, None where there was none.
+    `left_behind`: what the engine still held after its end, in a sentence; empty when memory was back where it was.
     """
 
     schema_version: str
@@ -221,3 +231,5 @@ class RunRecord(Struct, frozen=True):
     watch_hits: list[WatchHit]
     files: dict[str, str]
     calibration: Calibration | None = None
+    supervision: Supervision = Supervision("process")
+    left_behind: str = ""

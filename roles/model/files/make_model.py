@@ -39,6 +39,7 @@ QWEN3_NORM_GAIN = 1.75  # scores of random tokens then have deviation 3: a few t
 BYTES_PER_VALUE = 2  # bfloat16
 VALUE_BYTES = {"bfloat16": BYTES_PER_VALUE, "float16": BYTES_PER_VALUE, "float32": 4}
 BYTE_TOKENS = 256
+BLOCK_BYTES = 1 << 20
 CHAT_TEMPLATE = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}assistant: "
 SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|pad|>")
 
@@ -282,8 +283,11 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 def sha256_of(path: Path) -> str:
     """sha256 of a file's content in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    with path.open("rb") as file:  # by hand: hashlib.file_digest is not in Python 3.10
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def files_of(directory: Path) -> dict[str, dict[str, Any]]:
@@ -424,14 +428,34 @@ def make_world_readable(directory: Path) -> None:
             os.fsync(file.fileno())
 
 
-def adopt(directory: Path, manifest_path: Path) -> bool:
+def unpack_single_folder(directory: Path) -> None:
+    """Where an archive held the model in one folder, lift its files up."""
+    entries = [path for path in directory.iterdir() if path.name != MANIFEST]
+    if len(entries) == 1 and entries[0].is_dir() and (entries[0] / "config.json").is_file():
+        for path in entries[0].iterdir():
+            path.rename(directory / path.name)
+        entries[0].rmdir()
+
+
+def digest_of(path: Path) -> str:
+    """What pins a model that is brought from the controller: an archive's sha256, a directory's revision."""
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UnusableInput(
+                f"{path} has no config.json; name the directory that holds it, the tokenizer and weights."
+            )
+        return revision_of(files_of(path))
+    return sha256_of(path)
+
+
+def adopt(directory: Path, manifest_path: Path, **facts: Any) -> bool:
     """Write the manifest of a given model directory to `manifest_path`; return whether it changed."""
     if not (directory / "config.json").is_file():
         raise UnusableInput(
             f"{directory} has no config.json; a model directory has config.json, a tokenizer and weights, "
             "so name the directory that holds them."
         )
-    manifest = manifest_of(files_of(directory), "given", **facts_of_config(directory))
+    manifest = manifest_of(files_of(directory), "given", **facts_of_config(directory), **facts)
     text = json.dumps(manifest, indent=2, sort_keys=True) + "\n"
     if manifest_path.is_file() and manifest_path.read_text(encoding="utf-8") == text:
         return False
@@ -458,6 +482,9 @@ def parser() -> argparse.ArgumentParser:
     adopting = commands.add_parser("adopt", help="compute the manifest of a given directory")
     adopting.add_argument("directory", type=Path)
     adopting.add_argument("--manifest", type=Path, required=True)
+    adopting.add_argument("--unpacked", action="store_true", help="it may lie in one folder of an archive")
+    digesting = commands.add_parser("digest", help="print what pins a directory or an archive")
+    digesting.add_argument("directory", type=Path)
     verifying = commands.add_parser("verify", help="compare a directory with its manifest")
     verifying.add_argument("directory", type=Path)
     return top
@@ -471,7 +498,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             raise UnusableInput(f"{problem}; remove the directory and run again to make it anew.")
         manifest_path, changed = directory / MANIFEST, False
     elif arguments.command == "adopt":
-        manifest_path, changed = arguments.manifest, adopt(directory, arguments.manifest)
+        if arguments.unpacked:
+            unpack_single_folder(directory)
+            make_world_readable(directory)
+        # What the role brought it may remove again; a model of the user's own, never.
+        facts = {"brought_here": True} if arguments.unpacked else {}
+        manifest_path, changed = arguments.manifest, adopt(directory, arguments.manifest, **facts)
     else:
         dimensions = Dimensions(**{name: getattr(arguments, name) for name in asdict(Dimensions())})
         recipe = Recipe(arguments.architecture, arguments.tied, arguments.seed, arguments.generator)
@@ -482,8 +514,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     """Entry point. 0 done, 2 unusable input."""
+    arguments = parser().parse_args()
     try:
-        print(json.dumps(run(parser().parse_args())))
+        if arguments.command == "digest":
+            print(digest_of(arguments.directory))
+        else:
+            print(json.dumps(run(arguments)))
     except UnusableInput as error:
         print(str(error), file=sys.stderr)
         return 2

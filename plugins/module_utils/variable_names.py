@@ -1,0 +1,56 @@
+# Licensed under the Apache License, Version 2.0
+"""Names of variables that the project knows, and slips among those that an inventory or a command line sets."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+import re
+
+import yaml
+
+# Former names and what took their place. An entry goes with the release after the next.
+REMOVED = {}
+
+
+def prefixes(root):
+    """The prefixes of the project's variables: its own and its roles'."""
+    roles = sorted(
+        os.path.basename(path) for path in glob.glob(os.path.join(root, "roles", "*")) if os.path.isdir(path)
+    )
+    return tuple(name + "_" for name in ["kvtrial", *roles])
+
+
+def known_names(root):
+    """Every name that the pins, the roles and the playbooks define or take."""
+    names = set()
+    pins = [os.path.join(root, "group_vars", "all", "pins.yml")]
+    for path in pins + glob.glob(os.path.join(root, "roles", "*", "*", "main.yml")):
+        if os.path.basename(os.path.dirname(path)) in ("defaults", "vars", "all"):
+            with open(path, encoding="utf-8") as file:
+                names |= set(yaml.safe_load(file) or {})
+    for path in glob.glob(os.path.join(root, "roles", "*", "meta", "argument_specs.yml")):
+        with open(path, encoding="utf-8") as file:
+            for entry in (yaml.safe_load(file) or {}).get("argument_specs", {}).values():
+                names |= set(entry.get("options") or {})
+    # What a playbook or a task takes by `| default(…)`, registers or keeps as a fact.
+    for path in glob.glob(os.path.join(root, "playbooks", "*.yml")) + glob.glob(
+        os.path.join(root, "roles", "*", "tasks", "*.yml")
+    ):
+        with open(path, encoding="utf-8") as file:
+            names |= set(re.findall(r"\b[a-z][a-z0-9_]*\b", file.read()))
+    return names
+
+
+def slips(names, known, own, of_the_project, removed=None):
+    """Sentences about names that nobody reads: former ones and unknown ones with a prefix of the project's."""
+    removed = REMOVED if removed is None else removed
+    sentences = []
+    for name in sorted(names):
+        if name in removed:
+            sentences.append("%s was removed; set %s" % (name, removed[name]))
+        elif name.startswith(of_the_project) and name not in known and name not in own:
+            near = difflib.get_close_matches(name, sorted(n for n in known if n.startswith(of_the_project)), 1, 0.6)
+            sentences.append("%s is unknown%s" % (name, "; did you mean %s?" % near[0] if near else ""))
+    return sentences

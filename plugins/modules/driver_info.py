@@ -1,0 +1,133 @@
+#!/usr/bin/python
+# Licensed under the Apache License, Version 2.0
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: driver_info
+short_description: Read what an NVIDIA driver's installation depends on, and which driver is there
+version_added: "0.2.0"
+description:
+  - Reads packages, kernel, headers, DKMS, secure boot, the loaded module, nvidia-smi, apt's lock. Changes nothing.
+options:
+  wait_for_apt_seconds:
+    description: How long to wait while another process holds apt's lock; its holder is returned if it still does.
+    type: int
+    default: 0
+  files:
+    description: Files whose sha256 is returned.
+    type: list
+    elements: path
+    default: []
+attributes:
+  check_mode:
+    description: Runs the same in check mode.
+    support: full
+author:
+  - kvtrial
+"""
+
+EXAMPLES = r"""
+- name: Read the driver's facts
+  kvtrial.vllm.driver_info:
+  register: driver
+"""
+
+RETURN = r"""
+facts:
+  description:
+    - C(packages) of the driver with their versions, C(unfinished) packages, C(kernels) installed, running C(kernel),
+      C(headers), C(dkms), C(secure_boot), C(module_version) that is loaded, C(smi_version) and C(smi_error), C(gpus),
+      C(gpu_processes), C(nvswitch), C(os), C(architecture), C(apt_lock) and the sha256 of C(files).
+  returned: always
+  type: dict
+  sample: {module_version: "580.95.05", smi_version: "580.95.05", headers: true, apt_lock: null}
+"""
+
+import hashlib
+import os
+import platform
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.kvtrial.vllm.plugins.module_utils import driver_facts, processes
+
+PACKAGE_FORMAT = "${Package}\\t${Version}\\t${db:Status-Status}\\n"
+
+
+def command(module, *argv):
+    """(output, error) of a command; output is "" where it is missing or fails."""
+    path = module.get_bin_path(argv[0], opt_dirs=["/usr/sbin", "/sbin"])
+    if path is None:
+        return "", "%s is not installed" % argv[0]
+    status, output, error = module.run_command([path, *argv[1:]])
+    return (output, "") if status == 0 else ("", " ".join((error or output).split()) or "status %d" % status)
+
+
+def gather(module):
+    """All facts."""
+    kernel = platform.release()
+    packages = driver_facts.parse_packages(command(module, "dpkg-query", "-W", "-f", PACKAGE_FORMAT)[0])
+    smi, smi_error = command(
+        module, "nvidia-smi", "--query-gpu=" + ",".join(driver_facts.GPU_FIELDS), "--format=csv,noheader"
+    )
+    gpus = driver_facts.parse_gpus(smi)
+    busy = command(module, "nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader")[0]
+    return {
+        "packages": packages["driver"],
+        "unfinished": packages["unfinished"],
+        "kernels": packages["kernels"],
+        "kernel": kernel,
+        "headers": driver_facts.has_headers(kernel),
+        "dkms": driver_facts.parse_dkms(command(module, "dkms", "status")[0]),
+        "secure_boot": driver_facts.secure_boot(),
+        "module_version": driver_facts.module_version(processes.read_text("/proc/driver/nvidia/version")),
+        "smi_version": gpus[0]["driver_version"] if gpus else None,
+        "smi_error": smi_error,
+        "gpus": gpus,
+        "gpu_processes": driver_facts.parse_processes(busy),
+        "nvswitch": driver_facts.has_nvswitch(),
+        "os": driver_facts.os_release(processes.read_text("/etc/os-release")),
+        "architecture": platform.machine(),
+        "reboot_required": os.path.exists("/run/reboot-required"),
+    }
+
+
+def apt_lock(seconds):
+    """apt's lock holder, after waiting for it that long."""
+    until = time.monotonic() + seconds
+    while True:
+        holder = driver_facts.lock_holder()
+        if holder is None or time.monotonic() >= until:
+            return holder
+        time.sleep(1)
+
+
+def digests(paths):
+    """{path: sha256} of those files that can be read."""
+    found = {}
+    for path in paths:
+        try:
+            with open(path, "rb") as file:
+                found[path] = hashlib.sha256(file.read()).hexdigest()
+        except OSError:
+            continue
+    return found
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "wait_for_apt_seconds": {"type": "int", "default": 0},
+            "files": {"type": "list", "elements": "path", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    facts = gather(module)
+    facts["apt_lock"] = apt_lock(module.params["wait_for_apt_seconds"])
+    facts["files"] = digests(module.params["files"])
+    module.exit_json(changed=False, facts=facts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""Collect what provisioning needs into one folder: wheels, .debs, model, keys, and the sha256 of each file.
+
+    make_bundle.py -            the request is JSON on standard input; playbooks/bundle.yml writes it
+    make_bundle.py check FOLDER compare every file with SHA256SUMS
+
+The folder: wheels/ (engine), host-wheels/ (host program), debs/ with its Packages, model/, keys/, SHA256SUMS. What is
+there already and right is not fetched again. Bad input ends with status 2 and one sentence.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+SUMS = "SHA256SUMS"
+ROOT = Path(__file__).resolve().parents[1]
+GLIBC_MINORS = (35, 34, 33, 32, 31, 28, 27, 24, 17, 12, 5)
+
+
+class UnusableInput(Exception):
+    """One clear sentence for the user."""
+
+
+def sha256_of(path: Path) -> str:
+    """sha256 of a file in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def run(*command: str | Path, **options: Any) -> str:
+    """Standard output; UnusableInput with the command's last words where it fails."""
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False, **options)
+    if done.returncode:
+        words = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()] or ["no message"]
+        raise UnusableInput(f"{Path(str(command[0])).name} {command[1]} failed: {words[-1].strip()}")
+    return done.stdout
+
+
+def wheels(lock: Path, folder: Path, pythons: list[str], architectures: list[str]) -> None:
+    """Download a lock's wheels for each Python and architecture; pip compares every sha256 with the lock."""
+    if not lock.is_file():
+        raise UnusableInput(f"{lock} is no lock; make it (make lock VLLM=x.y.z) or name yours in vllm_lock.")
+    for python in pythons:
+        for architecture in architectures:
+            platforms = [f"manylinux_2_{minor}_{architecture}" for minor in GLIBC_MINORS]
+            platforms += [f"manylinux2014_{architecture}", f"manylinux1_{architecture}", f"linux_{architecture}"]
+            options = [option for name in platforms for option in ("--platform", name)]
+            run(
+                sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--require-hashes",
+                "--no-deps", "--only-binary=:all:", "--implementation", "cp", "--python-version", python,
+                *options, "--dest", folder, "-r", lock,
+            )  # fmt: skip
+
+
+def commit_wheel(url: str, sha256: str, folder: Path) -> None:
+    """Download the wheel of an exact commit."""
+    target = folder / urllib.request.url2pathname(url.rsplit("/", 1)[1])
+    if not target.is_file() or sha256_of(target) != sha256:
+        with urllib.request.urlopen(url, timeout=60) as answer, target.open("wb") as file:
+            shutil.copyfileobj(answer, file)
+    if sha256_of(target) != sha256:
+        target.unlink()
+        raise UnusableInput(f"{url} has another sha256 than kvtrial_vllm_wheel_sha256={sha256}.")
+
+
+def model(request: dict[str, Any], folder: Path) -> None:
+    """Copy the model, or fetch it from its hub, and keep nothing half."""
+    if request["directory"]:
+        source = Path(request["directory"])
+        if not source.is_dir():
+            raise UnusableInput(f"kvtrial_model_upload={source} is no directory; a bundle holds models as directories.")
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+    elif request["repository"]:
+        command = [sys.executable, ROOT / "roles/model/files/fetch_model.py", folder]
+        command += ["--endpoint", request["endpoint"], "--repository", request["repository"]]
+        command += ["--revision", request["revision"]]
+        command += [f"--exclude={pattern}" for pattern in request["excluded"]]
+        command += ["--token-file", request["token_file"]] if request["token_file"] else []
+        run(*command)
+
+
+def debs(request: dict[str, Any], folder: Path, keys: Path) -> None:
+    """Download the driver's packages and what they need beyond a host's own, by apt with folders of its own."""
+    key = Path(request["key"])
+    if not key.is_file() or sha256_of(key) != request["key_sha256"]:
+        raise UnusableInput(f"nvidia_driver_repository_key={key} is missing or has another sha256 than pinned.")
+    if request["dpkg_status"] and not Path(request["dpkg_status"]).is_file():
+        raise UnusableInput(f"kvtrial_bundle_dpkg_status={request['dpkg_status']} is no file.")
+    keys.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(key, keys / key.name)
+    with tempfile.TemporaryDirectory(prefix="kvtrial-apt-") as name:
+        work = Path(name)
+        for part in ("lists/partial", "archives/partial", "sources", "preferences", "conf"):
+            (work / part).mkdir(parents=True)
+        # apt takes what lies on its own disk from there, and would leave nothing behind.
+        uri = re.sub("^file:", "copy:", request["uri"])
+        components = f"Components: {' '.join(request['components'])}\n" if request["components"] else ""
+        (work / "sources" / "vendor.sources").write_text(
+            f"Types: deb\nURIs: {uri}\nSuites: {request['suite']}\n{components}Signed-By: {key.resolve()}\n",
+            encoding="utf-8",
+        )
+        if request["apt_sources"]:
+            given = Path(request["apt_sources"])
+            shutil.copyfile(given, work / "sources" / f"system{given.suffix}")
+        pin = f"Package: *\nPin: version {request['version']}-*\nPin-Priority: 1001\n"
+        (work / "preferences" / "driver").write_text(pin, encoding="utf-8")
+        status = Path(request["dpkg_status"]) if request["dpkg_status"] else work / "status"
+        if not request["dpkg_status"]:
+            status.write_text("", encoding="utf-8")
+        options = {
+            "Dir::State::lists": work / "lists", "Dir::State::status": status, "Dir::Cache": work,
+            "Dir::Cache::archives": work / "archives", "Dir::Etc::sourcelist": "/dev/null",
+            "Dir::Etc::sourceparts": work / "sources", "Dir::Etc::preferencesparts": work / "preferences",
+            "Dir::Etc::preferences": "/dev/null", "APT::Sandbox::User": "root", "Debug::NoLocking": "1",
+        }  # fmt: skip
+        apt = ["apt-get", "-qq", *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
+        run(*apt, "update")
+        run(*apt, "-y", "--no-install-recommends", "--allow-downgrades", "--download-only", "install",
+            *request["packages"])  # fmt: skip
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("*.deb"):
+            old.unlink()
+        for path in (work / "archives").glob("*.deb"):
+            shutil.copyfile(path, folder / path.name.replace("%3a", "_"))
+    arrived = {path.name.split("_")[0] for path in folder.glob("*.deb")}
+    if missing := sorted({package.split("=")[0] for package in request["packages"]} - arrived):
+        raise UnusableInput(
+            f"apt fetched no {', '.join(missing)}; a host whose status is kvtrial_bundle_dpkg_status has them, so "
+            "give the status of a host without a driver."
+        )
+    entries = []
+    for path in sorted(folder.glob("*.deb")):
+        control = run("dpkg-deb", "-f", path).rstrip()
+        size = path.stat().st_size
+        entries.append(f"{control}\nFilename: ./{path.name}\nSize: {size}\nSHA256: {sha256_of(path)}\n")
+    (folder / "Packages").write_text("\n".join(entries), encoding="utf-8")
+
+
+def write_sums(folder: Path) -> list[Path]:
+    """Write SHA256SUMS over every other file; the files."""
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / SUMS)
+    text = "".join(f"{sha256_of(path)}  {path.relative_to(folder).as_posix()}\n" for path in paths)
+    temporary = folder / f".{SUMS}"
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(folder / SUMS)
+    return paths
+
+
+def check(folder: Path) -> int:
+    """Compare a bundle with its SHA256SUMS; the number of files. Raises UnusableInput that names the first odd file."""
+    if not (folder / SUMS).is_file():
+        raise UnusableInput(f"kvtrial_bundle={folder} has no {SUMS}; make it (playbooks/bundle.yml) to its end.")
+    listed = dict(reversed(line.split("  ", 1)) for line in (folder / SUMS).read_text(encoding="utf-8").splitlines())
+    present = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {SUMS}
+    for name in sorted(present ^ set(listed)):
+        raise UnusableInput(f"{folder / name} is {'not in' if name in present else 'missing, it is in'} {SUMS}.")
+    for name, digest in listed.items():
+        if sha256_of(folder / name) != digest:
+            raise UnusableInput(f"{folder / name} has another sha256 than {SUMS} says; copy the bundle again.")
+    return len(listed)
+
+
+def make(request: dict[str, Any]) -> str:
+    """Make or renew the bundle; what is in it."""
+    folder = Path(request["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SUMS).unlink(missing_ok=True)
+    wheels(Path(request["engine_lock"]), folder / "wheels", request["pythons"], request["architectures"])
+    if request["engine_wheel_url"]:
+        commit_wheel(request["engine_wheel_url"], request["engine_wheel_sha256"], folder / "wheels")
+    at_least_311 = [python for python in request["pythons"] if tuple(map(int, python.split("."))) >= (3, 11)]
+    wheels(Path(request["host_lock"]), folder / "host-wheels", at_least_311, request["architectures"])
+    model(request["model"], folder / "model")
+    if request["driver"]["manage"]:
+        debs(request["driver"], folder / "debs", folder / "keys")
+    paths = write_sums(folder)
+    counts = {part: sum(1 for p in paths if p.relative_to(folder).parts[0] == part) for part in sorted(
+        {p.relative_to(folder).parts[0] for p in paths})}  # fmt: skip
+    size = sum(path.stat().st_size for path in paths)
+    return f"{folder}: {', '.join(f'{n} files in {part}' for part, n in counts.items())}; {size} bytes."
+
+
+def main() -> int:
+    """Entry point. 0 done, 2 unusable input."""
+    try:
+        if sys.argv[1:2] == ["check"]:
+            print(f"{sys.argv[2]}: {check(Path(sys.argv[2]))} files are as {SUMS} says.")
+        else:
+            print(make(json.load(sys.stdin)))
+    except (UnusableInput, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

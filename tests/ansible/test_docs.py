@@ -1,0 +1,52 @@
+"""Documents that name tests, tables and versions say what is so."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_test_that_the_table_of_complaints_names_exists():
+    text = (ROOT / "docs" / "provision" / "complaints.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    rows = re.findall(r"^\| (\d+) \|.*\|$", text, re.MULTILINE)
+    assert rows == [str(number) for number in range(1, 11)]
+    for row in re.findall(r"^\| \d+ \|.*$", text, re.MULTILINE):
+        assert "::test_" in row
+    for path, name in named:
+        assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path}::{name}"
+
+
+def test_the_table_of_drivers_is_that_of_the_data():
+    table = yaml.safe_load((ROOT / "analysis/kvtrial/record/data/cuda.yml").read_text())
+    least = {row["cuda_major"]: row["least_driver"] for row in table["drivers"]}
+    lines = []
+    for row in table["wheels"]:
+        releases = f"{row['since']} to before {row['until']}" if "until" in row else f"{row['since']} and newer"
+        driver = least[int(row["cuda"].split(".")[0])]
+        lines.append(f"| {releases} | {row['cuda']} | {driver} | {row['python_min']} to {row['python_max']} |")
+    text = (ROOT / "docs" / "provision" / "driver.md").read_text()
+    assert "\n".join(lines) in text
+
+
+def test_the_table_of_locks_is_that_of_the_locks():
+    text = (ROOT / "docs" / "provision" / "engine.md").read_text()
+    for lock in sorted((ROOT / "requirements").glob("engine-vllm-cuda-*.0.txt")):
+        wheels = re.findall(r"^# wheels (\S+): (.+)$", lock.read_text(), re.MULTILINE)
+        pythons = {pythons for _, pythons in wheels}
+        assert len(pythons) == 1, lock
+        versions = pythons.pop().split()
+        row = f"| `requirements/{lock.name}` | {versions[0]} to {versions[-1]} | {', '.join(a for a, _ in wheels)} |"
+        assert row in text
+
+
+def test_ansible_core_is_locked_and_its_version_checked():
+    """Complaint 9."""
+    for lock in (ROOT / "requirements").glob("controller-*.txt"):
+        assert re.search(r"^ansible-core==[\d.]+ \\\n    --hash=sha256:", lock.read_text(), re.MULTILINE), lock
+    inventory = (ROOT / "roles" / "preflight" / "tasks" / "inventory.yml").read_text()
+    assert "ansible_version.full is version(__preflight_ansible, '>=')" in inventory
+    for name in ("provision", "experiment"):
+        assert "tasks_from: inventory" in (ROOT / "playbooks" / f"{name}.yml").read_text()

@@ -1,0 +1,107 @@
+"""What a host's files and commands say of its driver, and what has to change against a pin."""
+
+import subprocess
+import sys
+
+import pytest
+from ansible_collections.kvtrial.vllm.plugins.filter.driver_versions import driver_due, driver_specs
+from ansible_collections.kvtrial.vllm.plugins.module_utils import driver_facts
+
+DPKG = """\
+nvidia-driver-cuda\t580.95.05-1\tinstalled
+libnvidia-ml1\t580.95.05-1\thalf-configured
+nvidia-container-toolkit\t1.18.0-1\tinstalled
+libcuda1\t1:570.86.10-0ubuntu1\tinstalled
+nvidia-settings\t580.95.05-1\tconfig-files
+linux-image-6.1.0-18-amd64\t6.1.76-1\tinstalled
+bash\t5.2-1\tinstalled
+"""
+
+
+def test_packages_of_the_driver_are_told_from_others_of_the_vendor():
+    found = driver_facts.parse_packages(DPKG)
+    assert found["driver"] == {
+        "nvidia-driver-cuda": "580.95.05-1",
+        "libnvidia-ml1": "580.95.05-1",
+        "libcuda1": "1:570.86.10-0ubuntu1",
+    }
+    assert found["unfinished"] == ["libnvidia-ml1"]
+    assert found["kernels"] == ["linux-image-6.1.0-18-amd64=6.1.76-1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023\n", "535.54.03"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs)\n", "580.95.05"),
+        ("", None),
+    ],
+)
+def test_the_loaded_module_says_its_version(text, version):
+    assert driver_facts.module_version(text) == version
+
+
+def test_dkms_is_read_with_and_without_a_slash():
+    text = "nvidia/580.95.05, 6.1.0-18-amd64, x86_64: installed\nnvidia, 570.1.2, 6.1.0-17-amd64, x86_64: added\n"
+    assert driver_facts.parse_dkms(text) == [
+        {"module": "nvidia", "version": "580.95.05", "kernel": "6.1.0-18-amd64", "status": "installed"},
+        {"module": "nvidia", "version": "570.1.2", "kernel": "6.1.0-17-amd64", "status": "added"},
+    ]
+
+
+@pytest.mark.parametrize(("value", "answer"), [(1, True), (0, False)])
+def test_secure_boot_is_the_fifth_byte(tmp_path, value, answer):
+    (tmp_path / "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c").write_bytes(b"\6\0\0\0" + bytes([value]))
+    assert driver_facts.secure_boot(str(tmp_path)) is answer
+    assert driver_facts.secure_boot(str(tmp_path / "none")) is None
+
+
+def test_mig_is_on_only_where_it_says_enabled():
+    text = "NVIDIA H200, 580.95.05, Enabled, Enabled\nNVIDIA L4, 580.95.05, [N/A], Disabled\n"
+    assert [gpu["mig"] for gpu in driver_facts.parse_gpus(text)] == [True, False]
+
+
+def test_nvswitches_are_bridges_of_the_vendor(tmp_path):
+    device = tmp_path / "pci" / "0000:05:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x10de\n")
+    (device / "class").write_text("0x068000\n")
+    assert driver_facts.has_nvswitch(str(tmp_path / "dev"), str(tmp_path / "pci"))
+    (device / "class").write_text("0x030200\n")
+    assert not driver_facts.has_nvswitch(str(tmp_path / "dev"), str(tmp_path / "pci"))
+
+
+def test_the_holder_of_apts_lock_is_named(tmp_path):
+    path = tmp_path / "lock-frontend"
+    path.write_text("")
+    assert driver_facts.lock_holder(str(path)) is None
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, 2); print('held', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout.readline() == "held\n"
+        found = driver_facts.lock_holder(str(path))
+        assert found["pid"] == holder.pid and found["command"].startswith("python")
+        holder.communicate("\n")
+    assert driver_facts.lock_holder(str(path)) is None
+
+
+PIN = "580.95.05"
+
+
+def test_a_package_is_due_where_it_is_missing_or_at_another_version():
+    wanted = driver_specs(["nvidia-driver-cuda", "libnvidia-nscq=580.95.05-1"], PIN)
+    assert wanted == ["nvidia-driver-cuda=580.95.05-*", "libnvidia-nscq=580.95.05-1"]
+    installed = {"nvidia-driver-cuda": "580.95.05-0ubuntu1", "libnvidia-nscq": "580.95.05-2"}
+    assert driver_due(installed, wanted, PIN) == ["libnvidia-nscq 580.95.05-2"]
+    assert driver_due({}, wanted, PIN) == ["libnvidia-nscq missing", "nvidia-driver-cuda missing"]
+
+
+def test_a_library_that_came_along_at_another_version_is_due_too():
+    """Complaints 1 and 7: an upgraded library or fabric manager beside an older driver."""
+    installed = {
+        "nvidia-driver-cuda": "580.95.05-1",
+        "nvidia-fabricmanager": "580.105.08-1",
+        "libcuda1": "1:580.95.05-1",
+    }
+    assert driver_due(installed, [], PIN) == ["nvidia-fabricmanager 580.105.08-1"]

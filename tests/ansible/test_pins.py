@@ -1,0 +1,105 @@
+"""What keeps a fleet alike: names that are read, wheels that a host can run, hosts that do not differ."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible_collections.kvtrial.vllm.plugins.filter.odd_hosts import odd_hosts, unlike_pins
+from ansible_collections.kvtrial.vllm.plugins.filter.wheel_needs import wheel_needs
+from ansible_collections.kvtrial.vllm.plugins.module_utils import variable_names
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = yaml.safe_load((ROOT / "analysis/kvtrial/record/data/cuda.yml").read_text())
+
+
+def slips(names, own=(), removed=None):
+    known, prefixes = variable_names.known_names(str(ROOT)), variable_names.prefixes(str(ROOT))
+    return variable_names.slips(names, known, set(own), prefixes, removed)
+
+
+def test_a_misspelt_name_is_named_with_the_one_that_was_meant():
+    assert slips(["kvtrial_pais"]) == ["kvtrial_pais is unknown; did you mean kvtrial_pairs?"]
+    assert slips(["nvidia_driver_verson"])[0].endswith("did you mean nvidia_driver_version?")
+    assert slips(["kvtrial_shape"], own=["kvtrial_shape"]) == []
+    assert slips(["my_own", "ansible_host", "protocol"]) == []
+
+
+def test_a_removed_name_is_named_with_its_replacement():
+    assert slips(["vllm_release"], removed={"vllm_release": "vllm_version"}) == [
+        "vllm_release was removed; set vllm_version"
+    ]
+
+
+def test_no_removed_name_is_still_read_and_each_replacement_is():
+    known = variable_names.known_names(str(ROOT))
+    for name, replacement in variable_names.REMOVED.items():
+        assert name not in known and replacement in known
+
+
+INVENTORIES = sorted(p for p in (ROOT / "inventories").iterdir() if p.is_dir())
+
+
+@pytest.mark.parametrize("inventory", INVENTORIES, ids=lambda p: p.name)
+def test_every_name_in_our_inventories_is_known(inventory, tools):
+    done = tools.run("ansible-inventory", "-i", str(inventory), "--list", "--playbook-dir", "playbooks")
+    for name, variables in json.loads(done.stdout)["_meta"]["hostvars"].items():
+        assert slips(variables, own=variables.get("kvtrial_own_variables", [])) == [], name
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("kvtrial_pais=2", "this-machine: kvtrial_pais is unknown; did you mean kvtrial_pairs?"),
+        ("kvtrial_model_manifest_revison=x", "did you mean kvtrial_model_manifest_revision?"),
+    ],
+)
+@pytest.mark.parametrize("playbook", ["experiment.yml", "playbooks/provision.yml"])
+def test_a_misspelt_name_stops_a_playbook_before_a_host_is_touched(playbook, setting, sentence, tools):
+    done = tools.run("ansible-playbook", playbook, "-e", setting)
+    assert done.returncode != 0
+    assert sentence in done.stdout.strip().splitlines()[-1]
+    assert "Read the host's facts" not in done.stdout
+
+
+def test_provision_refuses_a_host_without_consent(tools):
+    done = tools.run("ansible-playbook", "playbooks/provision.yml", "-e", "kvtrial_host_may_be_disturbed=false")
+    assert done.returncode != 0
+    assert "kvtrial_host_may_be_disturbed is false" in done.stdout.strip().splitlines()[-1]
+    assert "Read the host's facts" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("version", "wheel", "needs"),
+    [
+        ("0.19.1", "", ("12.8", 525, "3.10")),
+        ("0.22.1", "", ("13.0", 580, "3.10")),
+        ("0.33.0", "", ("13.0", 580, "3.11")),
+        ("0.26.0", "vllm-0.26.1.dev5+gf98d1fc49.cu129-cp38-abi3-manylinux_2_28_x86_64.whl", ("12.9", 525, "3.10")),
+        ("9.9.9", "", ("13.0", 580, "3.11")),
+    ],
+)
+def test_a_wheels_needs_follow_from_the_table(version, wheel, needs):
+    found = wheel_needs(TABLE, version, wheel)
+    assert (found["cuda"], found["least_driver"], found["python_min"]) == needs
+
+
+def test_the_odd_host_is_named():
+    hosts = {name: {"driver": "580.1.1", "governor": "performance"} for name in ("a", "b", "c")}
+    assert odd_hosts(hosts) == []
+    hosts["b"]["driver"] = "570.1.1"
+    assert odd_hosts(hosts) == ["driver: b has 570.1.1, the other hosts 580.1.1"]
+    assert odd_hosts(hosts, may_differ=["driver"]) == []
+    hosts["c"]["governor"] = None
+    assert odd_hosts(hosts)[1] == "governor: c has none, the other hosts performance"
+
+
+def test_two_hosts_that_differ_are_both_named():
+    assert odd_hosts({"a": {"gpu": "H200"}, "b": {"gpu": "H100"}}) == ["gpu: a has H200, b has H100"]
+
+
+def test_a_host_unlike_the_pins_is_told_in_what():
+    assert unlike_pins({"driver": "570.1.1", "model": "x"}, {"driver": "580.1.1", "model": ""}) == [
+        "driver is 570.1.1, pinned is 580.1.1"
+    ]
+    assert unlike_pins({"driver": "570.1.1"}, {"driver": "580.1.1"}, ["driver"]) == []

@@ -1,0 +1,148 @@
+"""A model comes from a hub at one revision, every file compared; the token goes nowhere else.
+
+The hub is a stand-in on loopback with two addresses, so that a redirect to another host can be told.
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "roles" / "model" / "files" / "fetch_model.py"
+MAKER = SCRIPT.with_name("make_model.py")
+REVISION = "c1899de289a04d12100db370d81485cdf75e47ca"
+TOKEN = "hf_a_token_of_the_test"
+FILES = {"config.json": b'{"num_hidden_layers": 1}', "model.safetensors": b"weights" * 9, "README.md": b"words"}
+
+
+class Hub:
+    """What the hub holds, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.files = dict(FILES)
+        self.asked: list[tuple[str, str | None]] = []
+        self.private = False
+        self.elsewhere = ""
+        hub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+            def do_GET(self) -> None:
+                token = self.headers.get("Authorization")
+                hub.asked.append((self.path, token))
+                own = self.headers["Host"].startswith("127.0.0.1")
+                if own and hub.private and token != f"Bearer {TOKEN}":
+                    return self.send_error(401)
+                if "/api/" in self.path:
+                    return self.answer(json.dumps(hub.listing()).encode())
+                if own and hub.elsewhere and self.path.endswith("safetensors"):
+                    self.send_response(302)
+                    self.send_header("Location", hub.elsewhere + self.path)
+                    self.send_header("Content-Length", "0")
+                    return self.end_headers()
+                return self.answer(hub.files[self.path.rsplit("/", 1)[1]])
+
+            def answer(self, body: bytes) -> None:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self.server.server_address[1]
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def listing(self) -> dict[str, Any]:
+        """The revision's files as the hub lists them: of what they were at first."""
+        entries: list[dict[str, Any]] = []
+        for name, body in FILES.items():
+            git = hashlib.sha1(b"blob %d\0" % len(body) + body).hexdigest()
+            entry: dict[str, Any] = {"rfilename": name, "size": len(body), "blobId": git}
+            if name.endswith("safetensors"):
+                entry["lfs"] = {"sha256": hashlib.sha256(body).hexdigest(), "size": len(body)}
+            entries.append(entry)
+        return {"sha": REVISION, "siblings": entries}
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    hub = Hub()
+    yield hub
+    hub.server.shutdown()
+    hub.server.server_close()
+
+
+def fetch(hub: Hub, folder: Path, *more: str, revision: str = REVISION) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, SCRIPT, folder, "--endpoint", f"http://127.0.0.1:{hub.port}", "--repository", "a/b"]
+    return subprocess.run(
+        [*command, "--revision", revision, "--exclude", "*.md", *more], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_files_of_the_revision_arrive_and_are_not_fetched_twice(hub: Hub, tmp_path: Path) -> None:
+    assert json.loads(fetch(hub, tmp_path / "m").stdout) == {"files": 2, "bytes": 87, "fetched": 2}
+    assert sorted(path.name for path in (tmp_path / "m").iterdir()) == ["config.json", "model.safetensors"]
+    assert json.loads(fetch(hub, tmp_path / "m").stdout)["fetched"] == 0
+
+
+def test_a_fetch_that_was_killed_goes_on_with_what_is_missing(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(FILES["config.json"])
+    (tmp_path / "model.safetensors.partial").write_bytes(b"half")
+    assert json.loads(fetch(hub, tmp_path).stdout)["fetched"] == 1
+    assert not list(tmp_path.glob("*.partial"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_that_is_not_what_the_hub_lists_is_refused(hub: Hub, tmp_path: Path, name: str) -> None:
+    hub.files[name] = bytes(len(FILES[name]))
+    done = fetch(hub, tmp_path)
+    assert done.returncode == 2 and f"{name} of a/b is not what the hub says of revision {REVISION}" in done.stderr
+    assert not (tmp_path / name).exists()
+
+
+def test_a_branch_is_no_revision(hub: Hub, tmp_path: Path) -> None:
+    assert "model_revision=main is no full commit hash" in fetch(hub, tmp_path, revision="main").stderr
+    assert "The hub knows revision" in fetch(hub, tmp_path, revision="0" * 40).stderr
+
+
+def test_a_model_that_needs_a_token_says_so_and_the_token_is_shown_to_nobody_else(hub: Hub, tmp_path: Path) -> None:
+    hub.private = True
+    assert "answered 401; the model needs a token: name its file in model_token_file" in fetch(hub, tmp_path).stderr
+    hub.elsewhere = f"http://localhost:{hub.port}"
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    hub.asked.clear()
+    done = fetch(hub, tmp_path / "m", "--token-file", str(tmp_path / "token"))
+    assert done.returncode == 0, done.stderr
+    weights = [token for path, token in hub.asked if path.endswith("safetensors")]
+    assert weights == [f"Bearer {TOKEN}", None]
+    assert TOKEN not in done.stdout + done.stderr
+
+
+def test_a_hub_that_is_not_there_is_named(tmp_path: Path) -> None:
+    hub = Hub()
+    hub.server.shutdown()
+    hub.server.server_close()
+    assert "can't be reached" in fetch(hub, tmp_path).stderr
+
+
+def test_what_was_brought_is_adopted_and_a_change_is_found(hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    fetch(hub, folder)
+    adopt = [sys.executable, MAKER, "adopt", folder, "--unpacked", "--manifest", folder / "manifest.json"]
+    assert subprocess.run(adopt, capture_output=True, check=False).returncode == 0
+    digest = subprocess.run(
+        [sys.executable, MAKER, "digest", folder], capture_output=True, text=True, check=True
+    ).stdout
+    assert json.loads((folder / "manifest.json").read_text())["revision"] == digest.strip()
+    (folder / "model.safetensors").write_bytes(b"other")
+    found = subprocess.run([sys.executable, MAKER, "verify", folder], capture_output=True, text=True, check=False)
+    assert found.returncode == 2 and "model.safetensors has 5 bytes, the manifest says 63" in found.stderr

@@ -1,0 +1,182 @@
+"""Hosts from bare to ready and back, over SSH: check mode, converge, idempotence, upgrade, rollback, drift, removal.
+
+The tests of this module go on from each other, on one fleet. Driver, engine and model are stand-ins (vendor.py,
+supplies.py); systemd, sshd, apt, pip, reboots and Ansible are real.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playing import Playbooks, last_line, recap
+from supplies import MID, NEW, NEWER, Supplies
+from vendor import GPU, HEADERS, PACKAGES, debs
+
+PROVISION = "playbooks/provision.yml"
+STATE = "/var/lib/kvtrial"
+OURS = f"""
+find {STATE} /etc/apt /etc/systemd/system /etc/sudoers.d /var/lib/apt/lists /var/log/kvtrial /var/cache/kvtrial \
+  \\( -path '*kvtrial*' -o -name '*10.77.0.1*' \\) 2>/dev/null || true
+dpkg-query -W -f '${{Package}}\\n' 2>/dev/null | grep -E 'nvidia|libcuda' || true
+getent passwd kvtrial || true
+ls -d /dev/shm/vllm_offload_* 2>/dev/null || true
+"""
+"""Whatever provisioning brings to a host, a line each."""
+
+
+TWO = ("--limit", "h1,h2")
+"""Where two hosts show it: the canary, and one after it."""
+
+
+class Site:
+    """A fleet, what it is provisioned from, and what earlier tests of this module kept."""
+
+    def __init__(self, plays: Playbooks, supplies: Supplies) -> None:
+        self.plays = plays
+        self.supplies = supplies
+        self.hosts = plays.fleet.hosts
+        self.bare = {host.name: set(host.sh(OURS).splitlines()) for host in self.hosts}
+
+    def changed(self, *arguments: str) -> dict[str, int]:
+        """Provision; how many tasks changed something, by host."""
+        done = self.plays.play(PROVISION, *arguments, fails=False)
+        return {host: counts["changed"] for host, counts in recap(done).items() if host != "localhost"}
+
+    def driver(self) -> list[str]:
+        """By host: what nvidia-smi and the loaded module say."""
+        ask = (
+            "nvidia-smi --query-gpu=driver_version --format=csv,noheader;"
+            "sed -n 's/.*x86_64 *\\([0-9.]*\\).*/\\1/p' /proc/driver/nvidia/version"
+        )
+        return [" ".join(host.sh(ask).split()) for host in self.hosts]
+
+    def venvs(self) -> list[str]:
+        """The engine's virtual environments on the first host, by name."""
+        return sorted(self.hosts[0].sh(f"ls {STATE}/venvs | grep ^vllm").split())
+
+
+@pytest.fixture(scope="module")
+def site(
+    playbooks: Callable[..., Playbooks], host_wheels: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    plays = playbooks(3)
+    supplies = Supplies(tmp_path_factory.mktemp("supplies"))
+    supplies.drivers(MID, NEW)
+    url = plays.fleet.serve(supplies.repository.folder, 8081)
+    plays.set(**supplies.variables(url, host_wheels, tmp_path_factory.mktemp("cache")))
+    for host in plays.fleet.hosts:
+        host.sh(HEADERS)
+    yield Site(plays, supplies)
+    supplies.repository.close()
+
+
+def test_check_mode_on_bare_hosts_says_what_would_change_and_leaves_nothing(site: Site) -> None:
+    done = site.plays.play(PROVISION, "--check", "--diff", fails=False)
+    assert all(counts["changed"] > 0 for host, counts in recap(done).items() if host != "localhost")
+    said = " ".join(done.stdout.split())
+    for host in site.hosts:
+        assert f"{host.name}: the driver would be brought to {MID}; not at it: libcuda1 missing" in said
+        assert set(host.sh(OURS).splitlines()) == site.bare[host.name]
+    assert "vLLM 0.30.0 (cuda) would be installed into" in said and "would be brought" in said
+
+
+def test_a_bare_fleet_is_brought_to_the_pins_the_canary_first(site: Site) -> None:
+    done = site.plays.play(PROVISION, fails=False, seconds=290)
+    assert site.driver() == [f"{MID} {MID}"] * 3
+    canary, others = (
+        done.stdout.index("PLAY [Change the driver of the canary]"),
+        done.stdout.index("PLAY [Change the driver of the other hosts]"),
+    )
+    before = done.stdout[canary:others]
+    assert "[h1]" in before and "[h2]" not in before and "[h3]" not in before
+
+
+def test_a_second_run_and_a_check_after_it_change_nothing(site: Site) -> None:
+    """Complaint 4."""
+    boots = [host.sh("cat /proc/sys/kernel/random/boot_id; uptime -s") for host in site.hosts]
+    assert site.changed() == {"h1": 0, "h2": 0, "h3": 0}
+    assert site.changed("--check", "--diff") == {"h1": 0, "h2": 0, "h3": 0}
+    assert boots == [host.sh("cat /proc/sys/kernel/random/boot_id; uptime -s") for host in site.hosts]
+
+
+def test_what_is_there_is_what_was_pinned(site: Site) -> None:
+    """Packages, pins, modes, hashes, units, sockets; complaint 7 in the versions of fabric manager and nscq."""
+    for host in site.hosts:
+        versions = host.sh("dpkg-query -W -f '${Package} ${Version}\\n' | grep -E 'nvidia|libcuda'").splitlines()
+        assert {line.split()[1] for line in versions} == {f"{MID}-1"} and len(versions) == len(PACKAGES) + 2
+        policy = host.sh("apt-cache policy nvidia-driver-cuda")
+        assert f"Candidate: {MID}-1" in policy and " 1001" in policy and f"{NEW}-1" in policy
+        assert "^libnvidia-" in host.sh("apt-config dump Unattended-Upgrade::Package-Blacklist")
+        (model,) = host.sh(f"ls -d {STATE}/models/*").splitlines()
+        manifest = json.loads(host.sh(f"cat {model}/manifest.json"))
+        for name, facts in manifest["files"].items():
+            assert host.sh(f"sha256sum {model}/{name}").split()[0] == facts["sha256"]
+        assert manifest["revision"] == site.supplies.model_revision()
+        modes = host.sh(f"stat -c %a {model} {model}/* {STATE}/venvs/vllm-*/bin/vllm").split()
+        assert set(modes) == {"755", "644"}
+        assert host.sh("systemctl show -p LoadState --value kvtrial-engine@control") == "loaded"
+        listening = host.sh("ss -Hltn").splitlines()
+        assert all(re.search(r":22\s", line) for line in listening), listening
+
+
+def test_an_upgrade_of_the_system_leaves_the_driver_alone(site: Site) -> None:
+    """Complaint 1: a newer driver is in the repository, and whatever upgrades packages does not take it."""
+    site.supplies.repository.add(*debs(NEWER))
+    host = site.hosts[0]
+    host.sh("apt-get update -q 2>/dev/null; apt-get -qy dist-upgrade", check=False)
+    assert host.sh("dpkg-query -W -f '${Version}' libnvidia-ml1") == f"{MID}-1"
+    assert site.driver()[0] == f"{MID} {MID}"
+
+
+def test_driver_and_engine_are_upgraded_by_their_pins_even_where_packages_are_held(site: Site) -> None:
+    """Complaint 2."""
+    site.hosts[1].sh("apt-mark hold nvidia-driver-cuda libnvidia-ml1 libcuda1")
+    site.plays.set(kvtrial_driver_version=NEW, kvtrial_vllm_version="0.33.0")
+    assert min(site.changed(*TWO).values()) > 0
+    assert site.driver() == [f"{NEW} {NEW}"] * 2 + [f"{MID} {MID}"]
+    assert [name[:11] for name in site.venvs()] == ["vllm-0.30.0", "vllm-0.33.0"]
+
+
+def test_rollback_is_a_variable_and_fetches_nothing(site: Site) -> None:
+    former = site.hosts[0].sh(f"stat -c %Y {STATE}/venvs/vllm-0.30.0-*/kvtrial-installed.json")
+    site.plays.set(kvtrial_driver_version=MID, kvtrial_vllm_version="0.30.0")
+    done = site.plays.play(PROVISION, *TWO, fails=False)
+    assert site.driver() == [f"{MID} {MID}"] * 3
+    assert "Pack the wheels" not in done.stdout
+    assert site.hosts[0].sh(f"stat -c %Y {STATE}/venvs/vllm-0.30.0-*/kvtrial-installed.json") == former
+
+
+def test_drift_is_told_host_by_host(site: Site) -> None:
+    odd = site.hosts[1]
+    odd.sh("sed -i s/1001/400/ /etc/apt/preferences.d/kvtrial-nvidia-driver")
+    done = site.plays.play(PROVISION, "--check", "--diff", fails=False)
+    assert {host: counts["changed"] for host, counts in recap(done).items()} == {"h1": 0, "h2": 1, "h3": 0}
+    assert "-Pin-Priority: 400\n+Pin-Priority: 1001" in done.stdout
+    assert "400" in odd.sh("cat /etc/apt/preferences.d/kvtrial-nvidia-driver")
+    assert site.changed("--limit", "h2") == {"h2": 1}
+
+
+def test_a_damaged_model_is_found(site: Site) -> None:
+    (model,) = site.hosts[2].sh(f"ls {STATE}/models/*/model.safetensors").splitlines()
+    kept = site.hosts[2].sh(f"head -c 4 {model}")
+    site.hosts[2].sh(f"printf X | dd of={model} conv=notrunc status=none")
+    done = site.plays.play(PROVISION, "--limit", "h3", fails=True)
+    assert f"{model} has another sha256 than the manifest says" in last_line(done)
+    site.hosts[2].sh(f"printf '{kept[0]}' | dd of={model} conv=notrunc status=none")
+
+
+def test_an_experiment_refuses_hosts_that_differ_and_names_the_odd_one(site: Site) -> None:
+    site.hosts[2].write(GPU, "persistence=Disabled\n")
+    done = site.plays.play("experiment.yml", fails=True)
+    assert "persistence_mode: h3 has Disabled, the other hosts Enabled" in last_line(done)
+    assert "Plan the campaign" not in done.stdout
+    site.hosts[2].sh(f"rm {GPU}")
+
+
+def test_removal_leaves_nothing(site: Site) -> None:
+    site.plays.play(PROVISION, "-e", "kvtrial_state=absent", fails=False)
+    for host in site.hosts:
+        assert set(host.sh(OURS).splitlines()) - site.bare[host.name] == set()
+        assert host.sh("cat /proc/driver/nvidia/version 2>/dev/null", check=False) == ""

@@ -1,0 +1,265 @@
+"""Bad input and faults of provisioning, each with the sentence that the user gets, on one real host.
+
+The stand-in driver is brought once; then each test plants one fault, and puts things right again.
+"""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+from playing import Playbooks, last_line, recap
+from supplies import MID, NEW, OLD, Supplies
+from vendor import GPU, HEADERS, Deb, debs
+
+PROVISION = "playbooks/provision.yml"
+STATE = "/var/lib/kvtrial"
+
+
+class Site:
+    """One host that has its driver, and what it is provisioned from."""
+
+    def __init__(self, plays: Playbooks, supplies: Supplies) -> None:
+        self.plays = plays
+        self.supplies = supplies
+        self.host = plays.fleet.hosts[0]
+
+    def refusal(self, *arguments: str, **variables: object) -> str:
+        """The last line of a provision that has to fail with these variables set for the host alone."""
+        self.plays.set("h1", **variables)
+        try:
+            return last_line(self.plays.play(PROVISION, *arguments, fails=True))
+        finally:
+            self.plays.set("h1")
+
+    def driver(self) -> str:
+        """What nvidia-smi says, or why it does not."""
+        return self.host.sh("nvidia-smi --query-gpu=driver_version --format=csv,noheader", check=False)
+
+
+@pytest.fixture(scope="module")
+def site(
+    playbooks: Callable[..., Playbooks], host_wheels: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    plays = playbooks(1)
+    supplies = Supplies(tmp_path_factory.mktemp("supplies"))
+    supplies.drivers(OLD, MID, NEW)
+    url = plays.fleet.serve(supplies.repository.folder, 8081)
+    plays.set(**supplies.variables(url, host_wheels, tmp_path_factory.mktemp("cache")))
+    plays.fleet.hosts[0].sh(HEADERS)
+    site = Site(plays, supplies)
+    # Fails at the engine on purpose: the driver is there, and everything after it is still to be brought.
+    assert "has no lock" in site.refusal(vllm_lock="/nonexistent")
+    yield site
+    supplies.repository.close()
+
+
+CHANGE = {"kvtrial_driver_version": NEW}
+
+
+def test_a_host_that_is_not_drained_is_left_alone(site: Site) -> None:
+    """This and what else is refused before a change: tests/ansible/test_driver_role.py, on planted facts."""
+    answer = site.refusal(**CHANGE, kvtrial_host_drained=False)
+    assert f"the driver has to be changed ({MID} to {NEW}), and the host is not marked drained" in answer
+    assert site.driver() == MID
+
+
+def test_a_gpu_in_use_is_left_alone(site: Site) -> None:
+    site.host.write(GPU, "processes=4711\n")
+    assert "the GPU is in use by process 4711 stand-in-process" in site.refusal(**CHANGE)
+    site.host.sh(f"rm {GPU}")
+
+
+def test_mig_is_refused(site: Site) -> None:
+    site.host.write(GPU, "mig=Enabled\n")
+    assert "MIG is on for 1 of 1 GPUs, and a slice is no GPU to measure on" in site.refusal()
+    site.host.sh(f"rm {GPU}")
+
+
+def test_missing_headers_are_named(site: Site) -> None:
+    """Complaint 3."""
+    site.host.sh('rm -r "/lib/modules/$(uname -r)/build"')
+    kernel = site.host.sh("uname -r")
+    assert f"install linux-headers-{kernel}" in site.refusal(**CHANGE)
+    site.host.sh(HEADERS)
+
+
+def test_a_module_that_was_not_built_is_noticed_before_a_reboot(site: Site) -> None:
+    """Complaint 3, the other half: DKMS failed, so the host is not rebooted into a driver that is not there."""
+    boot = site.host.sh("cat /proc/sys/kernel/random/boot_id; cat /run/systemd/container; stat -c %Y /run/systemd")
+    site.host.sh("touch /usr/lib/kvtrial-standin/dkms-fails")
+    assert f"DKMS has no module {NEW} for the running kernel" in site.refusal(**CHANGE)
+    assert boot == site.host.sh(
+        "cat /proc/sys/kernel/random/boot_id; cat /run/systemd/container; stat -c %Y /run/systemd"
+    )
+    site.host.sh("rm /usr/lib/kvtrial-standin/dkms-fails")
+    # The library is newer than the loaded module now, which is what users call "version mismatch" (complaint 1).
+    assert "Driver/library version mismatch" in site.driver()
+    answer = site.refusal(kvtrial_driver_manage=False, kvtrial_driver_version="")
+    assert "nvidia-smi gives no driver version (Failed to initialize NVML: Driver/library version mismatch)" in answer
+    # And what repairs it is the same command.
+    assert "has no lock" in site.refusal(vllm_lock="/nonexistent")
+    assert site.driver() == MID
+
+
+@pytest.mark.full
+def test_another_fabric_manager_is_noticed(site: Site) -> None:
+    """Complaint 7."""
+    site.host.sh(f"apt-get install -qy --allow-downgrades libnvidia-nscq={OLD}-1")
+    answer = site.refusal(kvtrial_driver_manage=False)
+    assert f"the driver is {MID}, but libnvidia-nscq {OLD}-1 is of another version" in answer
+    site.host.sh(f"apt-get install -qy libnvidia-nscq={MID}-1")
+
+
+def test_a_wrong_signature_stops_apt(site: Site, tmp_path: Path) -> None:
+    """Complaint 6: the vendor signs with another key than the one that is pinned."""
+    other = Supplies(tmp_path / "other").repository
+    other.add(*debs(NEW))
+    url = site.plays.fleet.serve(other.folder, 8082)
+    answer = site.refusal(**CHANGE, nvidia_driver_repository_uri=url)
+    other.close()
+    assert "not signed" in answer or "NO_PUBKEY" in answer or "verified" in answer, answer
+    assert site.driver() == MID
+
+
+def test_a_held_lock_of_apt_names_its_holder(site: Site) -> None:
+    hold = "import fcntl,time; f=open('/var/lib/dpkg/lock-frontend','w'); fcntl.lockf(f,fcntl.LOCK_EX); time.sleep(60)"
+    pid = site.host.sh(f'python3 -c "{hold}" >/dev/null 2>&1 & echo $!')
+    answer = site.refusal(**CHANGE)
+    site.host.sh(f"kill {pid}")
+    assert f"apt's lock is held by process {pid} (python3)" in answer
+
+
+@pytest.mark.full
+def test_a_version_that_the_repository_lacks_is_named(site: Site) -> None:
+    answer = site.refusal(kvtrial_driver_version="599.99.99")
+    assert "apt can't install nvidia-driver-cuda=599.99.99-*" in answer
+    assert "599.99.99" in answer and site.driver() == MID
+
+
+@pytest.mark.full
+def test_another_kernel_is_not_let_in(site: Site) -> None:
+    """Complaint 3: the module would be built for a kernel that is not booted."""
+    version = "590.1.1"
+    with_kernel = [d for d in debs(version) if d.name != "nvidia-driver-cuda"]
+    driver = next(d for d in debs(version) if d.name == "nvidia-driver-cuda")
+    depends = driver.fields.rstrip("\n") + ", linux-image-standin\n"
+    site.supplies.repository.add(
+        *with_kernel, Deb(driver.name, driver.version, depends, driver.files), Deb("linux-image-standin", "1-1")
+    )
+    answer = site.refusal(kvtrial_driver_version=version)
+    assert "apt would also bring linux-image-standin" in answer and site.driver() == MID
+
+
+def test_a_driver_too_old_for_the_wheels_fails_before_anything_is_fetched(site: Site) -> None:
+    """Complaint 8."""
+    done = site.plays.play(PROVISION, "-e", f"kvtrial_driver_version={OLD}", fails=True)
+    assert f"driver {OLD} < 580 needed by the CUDA 13 wheels of vLLM 0.30.0" in last_line(done)
+    assert "Pack the wheels" not in done.stdout and site.host.sh(f"ls {STATE}", check=False) == ""
+    assert site.driver() == OLD
+    site.refusal(vllm_lock="/nonexistent")
+
+
+def test_a_wheel_that_is_missing_is_named(site: Site, tmp_path: Path) -> None:
+    folder = tmp_path / "wheels"
+    shutil.copytree(site.supplies.wheelhouse, folder)
+    next(folder.glob("standin_dependency-*")).unlink()
+    answer = site.refusal(vllm_wheelhouse=str(folder))
+    assert f"h1: {folder} has no wheel of standin-dependency 1.0 for CPython 3.11 on x86_64" in answer
+    wheel = folder / "standin_dependency-1.0-py3-none-any.whl"
+    wheel.write_bytes(b"another file")
+    answer = site.refusal(vllm_wheelhouse=str(folder))
+    assert f"{wheel.name} in {folder} has another sha256 than the lock" in answer
+    assert site.host.sh(f"ls {STATE}/venvs", check=False) == ""
+
+
+def test_the_wrong_model_is_refused_with_its_own_hash(site: Site) -> None:
+    answer = site.refusal(kvtrial_model_manifest_revision="0" * 64)
+    assert f"is {site.supplies.model_revision()}, model_upload_sha256 says 0000" in answer
+
+
+SENTINEL = "hf_SENTINEL_that_stands_nowhere_9Zq4"
+CONFIG = b'{"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, "torch_dtype": "bfloat16"}'
+REVISION = "c1899de289a04d12100db370d81485cdf75e47ca"
+
+
+class HubStandin(BaseHTTPRequestHandler):
+    """A hub with one model that only the sentinel's holder may read; a stand-in of the tests."""
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        if self.headers.get("Authorization") != f"Bearer {SENTINEL}":
+            self.send_error(401)
+            return
+        git = hashlib.sha1(b"blob %d\0" % len(CONFIG) + CONFIG).hexdigest()
+        weights = b"weights"
+        told = {"sha": REVISION, "siblings": [
+            {"rfilename": "config.json", "size": len(CONFIG), "blobId": git},
+            {"rfilename": "model.safetensors", "size": 7, "blobId": "x",
+             "lfs": {"sha256": hashlib.sha256(weights).hexdigest(), "size": 7}},
+        ]}  # fmt: skip
+        bodies = {"config.json": CONFIG, "model.safetensors": weights}
+        body = json.dumps(told).encode() if "/api/" in self.path else bodies[self.path.rsplit("/", 1)[1]]
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def hub(site: Site) -> Iterator[str]:
+    """The stand-in's address, in the controller's namespace."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r});"
+        "from test_provision_faults import HubStandin; from http.server import ThreadingHTTPServer;"
+        "ThreadingHTTPServer(('10.77.0.1', 8090), HubStandin).serve_forever()"
+    )
+    server = subprocess.Popen(site.plays.fleet.entered(sys.executable, "-c", code))
+    for _ in range(100):
+        if site.plays.fleet.ctl("bash", "-c", "exec 3<>/dev/tcp/10.77.0.1/8090").returncode == 0:
+            break
+        time.sleep(0.1)
+    yield "http://10.77.0.1:8090"
+    server.kill()
+    server.wait()
+
+
+def test_the_token_stands_in_no_output_at_vvvv_and_nowhere_on_the_host(site: Site, hub: str, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(SENTINEL + "\n")
+    settings = {
+        "kvtrial_model_upload": "",
+        "kvtrial_model_manifest_revision": "",
+        "kvtrial_model_endpoint": hub,
+        "kvtrial_model_repository": "Qwen/Qwen3-0.6B",
+        "kvtrial_model_revision": REVISION,
+    }
+    site.plays.set("h1", **settings)
+    refused = site.plays.play(PROVISION, fails=True)
+    assert "answered 401; the model needs a token: name its file in model_token_file" in last_line(refused)
+    site.plays.set("h1", **settings, kvtrial_model_token_file=str(token))
+    done = site.plays.play(PROVISION, "-vvvv", "--diff", fails=False)
+    again = site.plays.play(PROVISION, "-vvvv", fails=False)
+    assert SENTINEL not in done.stdout + done.stderr + again.stdout + again.stderr
+    assert recap(again)["h1"]["changed"] == 0
+    found = site.host.sh(
+        f"grep -rlF {SENTINEL[:12]}_that {STATE} /var/log /run/log /etc /tmp /root /home 2>/dev/null", check=False
+    )
+    assert found == ""
+    assert "SENTINEL" not in site.host.sh("journalctl --no-pager 2>/dev/null", check=False)
+    assert site.host.sh(f"cat {STATE}/models/Qwen--Qwen3-0.6B-{REVISION[:12]}/model.safetensors") == "weights"
+    site.plays.set("h1")
+
+
+def test_the_detector_finds_a_planted_sentinel(site: Site) -> None:
+    site.host.write(f"{STATE}/planted", SENTINEL)
+    assert site.host.sh(f"grep -rlF {SENTINEL[:12]}_that {STATE}") == f"{STATE}/planted"
+    site.host.sh(f"rm {STATE}/planted")

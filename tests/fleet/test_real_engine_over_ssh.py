@@ -1,0 +1,111 @@
+"""experiment.yml over SSH with the real engine on the CPU, under its units: the same record as without systemd.
+
+The engine's packages are this machine's, bound read-only into the host; its Python is the host's own.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from playing import ROOT, Playbooks
+
+pytestmark = [pytest.mark.full, pytest.mark.e2e_real, pytest.mark.timeout(2400)]
+ENGINE = "/opt/engine"
+
+
+def engine_venv() -> Path:
+    """An installed engine of this machine."""
+    found = [Path(os.environ["KVTRIAL_ENGINE_VENV"])] if "KVTRIAL_ENGINE_VENV" in os.environ else []
+    found += sorted((ROOT / ".kvtrial" / "venvs").glob("vllm-*"))
+    for venv in found:
+        if (venv / "bin" / "vllm").exists():
+            return venv.resolve()
+    pytest.skip("no engine is installed: tests/install_engine.yml does that, or KVTRIAL_ENGINE_VENV names one")
+
+
+def variables(wheels: Path) -> dict[str, object]:
+    """Those of the inventory `local`, on a host that is reached over SSH."""
+    read = yaml.safe_load((ROOT / "inventories" / "local" / "hosts.yml").read_text())
+    given = read["all"]["hosts"]["this-machine"]
+    kept = {name: value for name, value in given.items() if name.startswith("kvtrial_") and name != "kvtrial_state_dir"}
+    return {
+        **kept,
+        "ansible_become": True,
+        "vllm_existing_venv": ENGINE,
+        "workload_wheelhouse": str(wheels),
+        "workload_wheel_cache": str(ROOT / ".kvtrial" / "wheels"),
+    }
+
+
+@pytest.fixture(scope="module")
+def project(playbooks, host_wheels):
+    venv = engine_venv()
+    project: Playbooks = playbooks(1, variables(host_wheels), binds=[f"{venv}/lib:{ENGINE}/lib"])
+    host = project.fleet.hosts[0]
+    script = (venv / "bin" / "vllm").read_text().split("\n", 1)[1]
+    host.write(f"{ENGINE}/bin/vllm", f"#!{ENGINE}/bin/python3\n{script}", "0755")
+    host.write(f"{ENGINE}/pyvenv.cfg", "home = /usr/bin\ninclude-system-site-packages = false\nversion = 3.11\n")
+    host.sh(f"for name in python python3 python3.11; do ln -s /usr/bin/python3.11 {ENGINE}/bin/$name; done")
+    return project
+
+
+def test_the_real_engine_under_its_units_gives_a_sound_campaign(project):
+    host = project.fleet.hosts[0]
+    project.play("experiment.yml", "-e", "kvtrial_pairs=2", fails=False, seconds=2000)
+    verdict = json.loads((project.results / "latest" / "verdict.json").read_text())
+    assert verdict["evidence"] == "cpu"
+    assert verdict["verdict"] == "INCONCLUSIVE"
+    # How quiet the machine was is not what is tested here.
+    quiet = ("undisturbed", "conditions_equal", "client_honest")
+    failed = [g for g in verdict["hosts"][0]["gates"] if g["passed"] is not True and g["gate"] not in quiet]
+    assert failed == []
+    records = [json.loads(path.read_text()) for path in project.results.glob("latest/runs/*/*/record.json")]
+    assert len(records) == 4
+    for record in records:
+        assert record["supervision"]["unit"] == f"kvtrial-engine@{record['arm']}.service"
+        assert record["supervision"]["exposure"] < 3
+        assert record["left_behind"] == ""
+        listening = record["resolved"]["listening"]
+        assert len(listening) > 1  # its port is not the only socket that it opens
+        assert all(socket["address"] in ("127.0.0.1", "::1") for socket in listening)
+        phase = next(phase for phase in record["phases"] if phase["name"] == "return")
+        loaded = phase["after"]["load_bytes"], phase["before"]["load_bytes"]
+        if record["arm"] == "offload":
+            assert loaded[0] - loaded[1] == 8 * 512 * 4096
+        else:
+            assert loaded == (None, None)
+    assert host.sh("pgrep -u kvtrial || true") == ""
+    assert host.sh("ls /dev/shm") == ""
+
+
+def test_the_record_is_the_local_one(project):
+    """The same plan without systemd on the same host: the same requests, prompts and answers, the same facts."""
+    under_units = {
+        (r["pair"], r["arm"]): r
+        for r in (json.loads(p.read_text()) for p in project.results.glob("latest/runs/*/*/record.json"))
+    }
+    project.play(
+        "experiment.yml", "-e", "kvtrial_pairs=2", "-e", "kvtrial_supervisor=process", fails=False, seconds=2000
+    )
+    local = {
+        (r["pair"], r["arm"]): r
+        for r in (json.loads(p.read_text()) for p in project.results.glob("latest/runs/*/*/record.json"))
+    }
+    assert under_units.keys() == local.keys()
+    for key, one in under_units.items():
+        other = local[key]
+        assert (one["supervision"]["kind"], other["supervision"]["kind"]) == ("systemd", "process")
+        assert one.keys() == other.keys()
+        assert sorted(one["files"]) == sorted(other["files"])
+        for name in ("run", "arm", "outcome", "fault", "evidence", "launch", "model", "capacity", "position"):
+            assert one[name] == other[name], name
+        for name in ("vllm_version", "served_models", "packages_sha256", "model_revision"):
+            assert one["resolved"][name] == other["resolved"][name], name
+        for a, b in zip(one["phases"], other["phases"], strict=True):
+            for name in ("name", "prompts_sha256", "sent", "finished", "failed", "output_tokens"):
+                assert a[name] == b[name], (a["name"], name)
+            facts = [[(r["key"], r["prompt_sha256"], r["output_tokens"], r["cached_tokens"]) for r in phase["requests"]]
+                     for phase in (a, b)]  # fmt: skip
+            assert facts[0] == facts[1]
