@@ -3,10 +3,9 @@
 #   tests/run.sh          what a change has to pass
 #   tests/run.sh full     the long ones too (marked "full")
 #
-# Two lanes of stages go side by side, since most of their time is waiting; the test hosts and the real engine come after them,
-# alone.
-# Each lane has processes, a temporary folder and /dev/shm of its own (where this user may have them): the host program
-# refuses to measure beside an engine that isn't its own, and would meet the other lane's.
+# Two lanes of stages go side by side, since most of their time is waiting; the test hosts and the real engine come after
+# them, alone. Each lane has processes, a temporary folder and /dev/shm of its own (where this user may have them): the host
+# program refuses to measure beside an engine that isn't its own, and would meet the other lane's.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PWD/.venv/bin:$PATH
