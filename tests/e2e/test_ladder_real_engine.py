@@ -1,0 +1,85 @@
+"""A ladder on the real CPU engine: preemption begins where it was predicted; a killed engine is told from that."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from bench.onset import MODEL, plan_of
+from conftest import ROOT
+from kvtrial.analysis.ladder import run_onset
+from kvtrial.analysis.levels import phases_of, risen
+from kvtrial.host import memory
+from trial import Trial, free_port
+
+pytestmark = pytest.mark.e2e_real
+STATE = ROOT / ".kvtrial"
+TOO_LITTLE_BYTES = 700_000_000
+"""The engine's two processes need about 1.1 GB to start."""
+
+
+@pytest.fixture(name="engine", scope="module")
+def _engine(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """(virtual environment, model of two layers)."""
+    venvs = sorted(STATE.glob("venvs/vllm-0.32.0-*"))
+    if not venvs:
+        pytest.skip("no engine in .kvtrial yet; tests/run.sh installs it")
+    model = tmp_path_factory.mktemp("models") / "small"
+    maker = ROOT / "roles" / "model" / "files" / "make_model.py"
+    subprocess.run([venvs[-1] / "bin" / "python", maker, "make", *MODEL, model], check=True, stdout=subprocess.DEVNULL)
+    return str(venvs[-1]), str(model)
+
+
+def base_run(engine: tuple[str, str], folder: Path) -> Trial:
+    """The control's first run of the mix of 256 tokens in and out, answers stopped short of their limit."""
+    plan = plan_of("fixed_256_256", 7, *engine, free_port())
+    base = next(run for run in plan.hosts[0].runs if run.arm == "base")
+    return Trial(folder, plan, [base])
+
+
+def test_preemption_begins_exactly_where_it_was_predicted(engine, tmp_path):
+    trial = base_run(engine, tmp_path / "host")
+    predicted = trial.host_plan.ladder.onset["base"]
+    trial.run()
+    record = trial.records()[0]
+    assert record.outcome == "completed", record.fault
+    assert run_onset(record) == predicted.low == predicted.high == 5
+    for phase in phases_of(record, "ladder"):
+        assert (risen([phase], "preemptions") > 0) == (phase.concurrency >= 5)
+        assert phase.reset.succeeded and risen([phase], "prefix_cache_hits_tokens") == 0
+        for row in phase.ledger.requests:
+            assert row.lag_ns + row.first_token_ns + row.normal_gaps_ns + row.stall_gaps_ns == row.e2e_ns
+    shutil.rmtree(tmp_path / "host")
+
+
+def test_an_engine_killed_at_a_cgroups_limit_is_told_so(engine, tmp_path):
+    root = memory.CGROUPS / "memory" if (memory.CGROUPS / "memory").is_dir() else memory.CGROUPS
+    group = root / f"kvtrial-e2e-{os.getpid()}"
+    try:
+        group.mkdir()
+        limit = "memory.limit_in_bytes" if root.name == "memory" else "memory.max"
+        (group / limit).write_text(str(TOO_LITTLE_BYTES))
+    except OSError as error:
+        if group.exists():
+            group.rmdir()
+        pytest.skip(f"no cgroup with a memory limit can be made here: {error}")
+    try:
+        trial = base_run(engine, tmp_path / "host")
+        join = f"import os, sys; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid())); "
+        run = "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+        arguments = ["-m", "kvtrial.host.program", "run", "--directory", str(trial.folder.directory)]
+        subprocess.run([sys.executable, "-c", join + run, *arguments], timeout=250, check=False, capture_output=True)
+        fault = trial.records()[0].fault
+        assert fault.cause.startswith("The memory limit of a cgroup"), fault
+        assert "This is no preemption" in fault.cause and "MemoryMax=" in fault.fix
+    finally:
+        until = time.monotonic() + 10
+        while group.exists() and time.monotonic() < until:
+            try:
+                group.rmdir()
+            except OSError:
+                time.sleep(0.1)
+    shutil.rmtree(tmp_path / "host")
