@@ -14,6 +14,9 @@ from playing import Playbooks, last_line, recap
 from supplies import MID, NEW, NEWER, Supplies
 from vendor import GPU, HEADERS, PACKAGES, debs
 
+pytestmark = pytest.mark.full
+"""Too long for make test."""
+
 PROVISION = "playbooks/provision.yml"
 STATE = "/var/lib/kvtrial"
 OURS = f"""

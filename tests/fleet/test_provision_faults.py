@@ -18,6 +18,9 @@ from playing import Playbooks, last_line, recap
 from supplies import MID, NEW, OLD, Supplies
 from vendor import GPU, HEADERS, Deb, debs
 
+pytestmark = pytest.mark.full
+"""Too long for make test."""
+
 PROVISION = "playbooks/provision.yml"
 STATE = "/var/lib/kvtrial"
 
@@ -108,7 +111,6 @@ def test_a_module_that_was_not_built_is_noticed_before_a_reboot(site: Site) -> N
     assert site.driver() == MID
 
 
-@pytest.mark.full
 def test_another_fabric_manager_is_noticed(site: Site) -> None:
     """Complaint 7."""
     site.host.sh(f"apt-get install -qy --allow-downgrades libnvidia-nscq={OLD}-1")
@@ -136,14 +138,12 @@ def test_a_held_lock_of_apt_names_its_holder(site: Site) -> None:
     assert f"apt's lock is held by process {pid} (python3)" in answer
 
 
-@pytest.mark.full
 def test_a_version_that_the_repository_lacks_is_named(site: Site) -> None:
     answer = site.refusal(kvtrial_driver_version="599.99.99")
     assert "apt can't install nvidia-driver-cuda=599.99.99-*" in answer
     assert "599.99.99" in answer and site.driver() == MID
 
 
-@pytest.mark.full
 def test_another_kernel_is_not_let_in(site: Site) -> None:
     """Complaint 3: the module would be built for a kernel that is not booted."""
     version = "590.1.1"
