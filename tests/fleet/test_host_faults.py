@@ -43,6 +43,7 @@ def fresh(project):
     return project
 
 
+@pytest.mark.full
 def test_a_host_cut_off_mid_task_is_named_and_the_others_finish(fresh):
     """Cut while it installs: the others are provisioned, the last line says which host and how to go on."""
     one, *others = fresh.fleet.hosts
@@ -66,6 +67,7 @@ def test_a_host_cut_off_mid_task_is_named_and_the_others_finish(fresh):
     assert one.sh(MARKER)
 
 
+@pytest.mark.full
 def test_a_provision_killed_mid_install_is_repaired_by_the_next(fresh):
     host = fresh.fleet.hosts[0]
     running = fresh.start(PROVISION, "--limit", "h1")

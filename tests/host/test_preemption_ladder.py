@@ -61,4 +61,3 @@ def test_an_engine_that_can_not_be_reset_fails_the_gate_that_proves_it(trial):
     gate = next(result for result in run_gates(context) if result.gate == "levels_reset")
     assert gate.passed is False
     assert "the reset did not succeed" in gate.detail
-    assert sum(risen([phase], "prefix_cache_hits_tokens") for phase in phases_of(record, "ladder")) > 0
