@@ -14,7 +14,7 @@ _honest = planted.Connection.data_received
 
 
 def _slow(self: planted.Connection, data: bytes) -> None:
-    for _ in range(20):
+    for _ in range(100):
         json.loads(_EVENT)
     _honest(self, data)
 
