@@ -413,8 +413,8 @@ FAULTS = [
     Fault(
         "client_honest",
         "late in the deciding phase",
-        lambda r: offload(r, card("return", dispatch_lag_p50_seconds=0.001), 1),
-        "dispatch lag p50 1.000 ms, allowed are 0.805 ms",
+        lambda r: offload(r, card("return", dispatch_lag_p95_seconds=0.001), 1),
+        "dispatch lag p95 1.000 ms, allowed are 0.805 ms",
     ),
     Fault(
         "client_honest",
