@@ -273,6 +273,7 @@ def request_fact(result: RequestResult, max_tokens: int) -> RequestFact:
         answer_sha256=result.answer_sha256,
         finish_reason=result.finish_reason,
         error_class=result.error.error_class if result.error else None,
+        dispatch_lag_seconds=None if result.sent_ns is None else (result.sent_ns - result.scheduled_ns) / 1e9,
     )
 
 

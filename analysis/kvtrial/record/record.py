@@ -108,7 +108,10 @@ class Times(Struct, frozen=True):
 
 
 class RequestFact(Struct, frozen=True):
-    """One request of a phase, short form; all timestamps are in requests.jsonl.zst."""
+    """One request of a phase, short form; all timestamps are in requests.jsonl.zst.
+
+    `dispatch_lag_seconds`: sent minus scheduled, None where it was not sent.
+    """
 
     key: str
     prompt_sha256: str
@@ -122,6 +125,7 @@ class RequestFact(Struct, frozen=True):
     answer_sha256: str | None
     finish_reason: str | None
     error_class: str | None
+    dispatch_lag_seconds: float | None = None
 
 
 class OpenLoop(Struct, frozen=True):

@@ -72,6 +72,20 @@ def card(phase: str, **fields) -> Callable[[RunRecord], RunRecord]:
     return how
 
 
+def lags(phase: str, seconds: float | None, only: int | None = None) -> Callable[[RunRecord], RunRecord]:
+    """The requests of a phase (or only one of them) sent so late."""
+
+    def how(run: RunRecord) -> RunRecord:
+        found = next(p for p in run.phases if p.name == phase)
+        changed = [
+            replace(request, dispatch_lag_seconds=seconds) if only in (None, at) else request
+            for at, request in enumerate(found.requests)
+        ]
+        return with_phase(run, phase, requests=changed)
+
+    return how
+
+
 def capacity(**fields) -> Callable[[RunRecord], RunRecord]:
     return lambda run: replace(run, capacity=replace(run.capacity, **fields))
 
@@ -412,20 +426,32 @@ FAULTS = [
     ),
     Fault(
         "client_honest",
-        "late in the deciding phase",
-        lambda r: offload(r, card("return", dispatch_lag_p95_seconds=0.001), 1),
+        "one run late in the deciding phase",
+        lambda r: offload(r, lags("return", 0.001), 1),
+        "offload/return (6 runs): dispatch lag p95 1.000 ms, allowed are 0.",
+    ),
+    Fault(
+        "client_honest",
+        "one request of every run late in the deciding phase",
+        lambda r: offload(r, lags("return", 0.001, only=0)),
+        "dispatch lag p95 1.000 ms",
+    ),
+    Fault(
+        "client_honest",
+        "late in the deciding phase of a run whose requests are not listed",
+        lambda r: offload(offload(r, lags("return", None), 1), card("return", dispatch_lag_p95_seconds=0.001), 1),
         "dispatch lag p95 1.000 ms, allowed are 0.805 ms",
     ),
     Fault(
         "client_honest",
         "late elsewhere",
-        lambda r: offload(r, card("miss", dispatch_lag_p95_seconds=0.011), 1),
+        lambda r: offload(r, lags("miss", 0.011), 1),
         "allowed are 10.000 ms",
     ),
     Fault(
         "client_honest",
         "no lag recorded",
-        lambda r: offload(r, card("miss", dispatch_lag_p95_seconds=None), 1),
+        lambda r: offload(offload(r, lags("miss", None), 1), card("miss", dispatch_lag_p95_seconds=None), 1),
         "not recorded",
         None,
     ),
@@ -564,6 +590,12 @@ def test_throttling_in_one_arm_drops_the_pair_before_any_gate(fault):
     records = change(records, samples(throttle_events=3), arm="offload", pair=2)
     pairs = sort_pairs(records, ["control", "offload"])
     assert [(p.number, p.fault) for p in pairs.dropped] == [(2, "throttle_in_one_arm")]
+
+
+def test_one_late_request_of_an_arms_48_is_within_its_95th_percentile():
+    late = lags("return", 0.002, only=3)
+    assert holds(judge(offload(honest_records(), late, 1))["client_honest"])
+    assert not holds(judge(offload(honest_records(), late))["client_honest"])
 
 
 def test_after_a_preemption_bytes_may_exceed_the_tokens_but_not_fall_short():
