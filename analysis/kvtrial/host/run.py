@@ -142,7 +142,7 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
         outcome="completed" if facts.fault is None else OUTCOMES[facts.fault.origin],
         fault=facts.fault,
         launch=context.plan.launches[run.arm],
-        model=context.plan.model,
+        model=context.plan.model_of(run.arm),
         vllm_version_pinned=context.plan.vllm_version,
         capacity=context.plan.capacity,
         ram_reserve_bytes=context.plan.limits.ram_reserve_bytes,

@@ -105,7 +105,11 @@ def _asked(control: RunRecord, variant: RunRecord, declared: list[Arm]) -> list[
 def _options_declared(declared: list[Arm]) -> set[str]:
     """Options that the arms declare differently."""
     return _declared_differently(
-        [{key.replace("_", "-"): value for key, value in arm.args.items()} for arm in declared]
+        [
+            {key.replace("_", "-"): value for key, value in arm.args.items()}
+            | ({"model": arm.model} if arm.model else {})
+            for arm in declared
+        ]
     )
 
 
