@@ -11,7 +11,7 @@ from msgspec import Struct
 from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, backend_of, gate, some, where
 from kvtrial.record.hazards import Concern, hazards_for
 from kvtrial.record.launch import parse_vllm_args, tier_of
-from kvtrial.record.launchfacts import Difference, differences, layouts, undeclared
+from kvtrial.record.launchfacts import Difference, changed_by, differences, layouts, undeclared
 from kvtrial.record.plan import Launch
 from kvtrial.record.protocol import Arm
 from kvtrial.record.record import Resolved, RunRecord
@@ -80,9 +80,7 @@ def _within_arm(runs: list[RunRecord]) -> list[str]:
 
 def _asked(control: RunRecord, variant: RunRecord, declared: list[Arm]) -> list[str]:
     """Options and environment in which the launches differ without any arm declaring it."""
-    names = _declared_differently(
-        [{key.replace("_", "-"): value for key, value in arm.args.items()} for arm in declared]
-    )
+    names = _options_declared(declared)
     variables = _declared_differently([dict(arm.env) for arm in declared])
     left, right = _options(control.launch), _options(variant.launch)
     options = {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
@@ -104,6 +102,17 @@ def _asked(control: RunRecord, variant: RunRecord, declared: list[Arm]) -> list[
     return problems
 
 
+def _options_declared(declared: list[Arm]) -> set[str]:
+    """Options that the arms declare differently."""
+    return _declared_differently(
+        [
+            {key.replace("_", "-"): value for key, value in arm.args.items()}
+            | ({"model": arm.model} if arm.model else {})
+            for arm in declared
+        ]
+    )
+
+
 def _declared_differently(declared: list[dict[str, Any]]) -> set[str]:
     return {name for given in declared for name in given if any(other.get(name) != given[name] for other in declared)}
 
@@ -119,6 +128,7 @@ def _options(launch: Launch) -> dict[str, str | bool | None]:
 def _resolved(control: RunRecord, variant: RunRecord, declared: list[Arm]) -> tuple[list[str], list[Difference]]:
     found = [d for d in _differences(control, variant) if d.kind != "volatile"]
     allowed = [path for d in found for path in _declared_part(d.path, declared)]
+    allowed += changed_by(_options_declared(declared))
     problems = [
         f"{d.path} is {d.control!r} in {control.arm} and {d.variant!r} in {variant.arm}, which no arm declares"
         for d in undeclared(found, allowed)
