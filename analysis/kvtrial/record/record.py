@@ -77,6 +77,10 @@ class Samples(Struct, frozen=True):
 
     `foreign_cpu_share` is CPU time of processes that are neither the engine's nor ours, `steal_share` the
     hypervisor's. `ram_used_peak_bytes` is MemTotal − least MemAvailable.
+
+    Of GPUs, every tenth sample, None without them: `vram_foreign_processes` is the most processes on them that were not
+    the engine's (None also where a container hides whose they are), `throttle_events` the samples in which heat or
+    supply slowed one down.
     """
 
     count: int
@@ -92,6 +96,8 @@ class Samples(Struct, frozen=True):
     steal_share: float
     cpu_mhz_median: float | None
     throttle_events: int | None
+    gpu_mhz_median: float | None = None
+    gpu_power_watts_median: float | None = None
 
 
 class Times(Struct, frozen=True):

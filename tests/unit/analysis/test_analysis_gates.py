@@ -128,6 +128,12 @@ def wrong_answer(run: RunRecord) -> RunRecord:
     return with_requests(run, "return", lambda request: replace(request, answer_sha256="0" * 64 + request.key))
 
 
+def first_answers_wrong(run: RunRecord) -> RunRecord:
+    """The first prompt's return is wrong; by then the GPU cache has lost it, so no hit was asked for it."""
+    found = next(phase for phase in run.phases if phase.name == "return")
+    return with_phase(run, "return", requests=[replace(found.requests[0], answer_sha256="0" * 64), *found.requests[1:]])
+
+
 def all_alike(run: RunRecord) -> RunRecord:
     for phase in ("gpu_hit", "return"):
         run = requests(phase, answer_sha256="same")(run)
@@ -394,6 +400,12 @@ FAULTS = [
     Fault("answers_equal", "corrupted load", lambda r: offload(r, wrong_answer, 4), "wrong answers: 4 of 24"),
     Fault(
         "answers_equal",
+        "wrong only where no hit was asked",
+        lambda r: offload(r, first_answers_wrong),
+        "6 of 24 answers of return to prompts that gpu_hit did not ask differ from the control's, 0 of 24 of those",
+    ),
+    Fault(
+        "answers_equal",
         "too far from the control",
         lambda r: control(r, wrong_answer),
         "48 of 48 answers of return differ from the control's",
@@ -402,6 +414,14 @@ FAULTS = [
         "answers_equal", "a model that always says the same", lambda r: change(r, all_alike), "not discriminating", None
     ),
     Fault("counters_monotone", "a counter fell", lambda r: control(r, fallen, 3), "generation_tokens fell from"),
+    Fault(
+        "counters_monotone",
+        "a page that did not settle",
+        lambda r: offload(
+            r, lambda run: with_phase(run, "return", metrics_caveats=["/metrics did not settle within 5.0 s"]), 2
+        ),
+        "return: /metrics did not settle within 5.0 s",
+    ),
     Fault("counters_monotone", "a restart", lambda r: control(r, restarted, 3), "was restarted"),
     Fault("counters_monotone", "one server for two runs", one_server_for_two_runs, "used the same server as"),
     Fault(
@@ -561,6 +581,7 @@ def test_the_honest_campaign_says_its_numbers():
     assert "in 6 of 6 offload runs" in results["treatment_delivered"].detail
     assert "264 blocks = 1.38 × 192" in results["working_set"].detail
     assert "768 chunks stored, 1,024 in the tier" in results["working_set"].detail
+    assert results["hazards"].detail.endswith("known, and watched by nothing: usage-gauges-not-residency")
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.gate}: {fault.name}")
@@ -608,7 +629,7 @@ def test_after_a_preemption_bytes_may_exceed_the_tokens_but_not_fall_short():
 def test_divergence_from_the_control_inside_the_budget_passes():
     def two_differ(run: RunRecord) -> RunRecord:
         phase = next(p for p in run.phases if p.name == "return")
-        changed = [replace(q, answer_sha256="x" + q.key) if i < 2 else q for i, q in enumerate(phase.requests)]
+        changed = [replace(q, answer_sha256="x" + q.key) if i in (0, 7) else q for i, q in enumerate(phase.requests)]
         return with_phase(run, "return", requests=changed)
 
     result = judge(control(honest_records(), two_differ))["answers_equal"]

@@ -169,11 +169,12 @@ def conditions_equal(context: GateContext, parameters: ConditionsEqual) -> Decis
     details = []
     for text, problem in (
         _clock(context, parameters.cpu_mhz_tolerance_share),
+        _gpu(context),
         _throttle(context),
         _client_cpu(context, parameters),
         _ram(context, parameters.ram_tolerance_percent),
     ):
-        details.append(text)
+        details += [text] if text else []
         problems += [problem] if problem else []
     if problems:
         return False, some(problems)
@@ -208,6 +209,17 @@ def _clock(context: GateContext, tolerance: float) -> tuple[str, str | None]:
     if max(medians.values()) > (1 + tolerance) * min(medians.values()):
         return "", f"CPU clock differs between arms by more than {tolerance:.0%}: {shown}"
     return f"CPU clock {shown}", None
+
+
+def _gpu(context: GateContext) -> tuple[str, str | None]:
+    """Clock and power of the GPUs by arm. Shown only: heavier work itself draws more and may clock lower."""
+    shown = []
+    for arm in context.arms():
+        mhz = [s.gpu_mhz_median for s in _samples(context, arm) if s.gpu_mhz_median is not None]
+        watts = [s.gpu_power_watts_median for s in _samples(context, arm) if s.gpu_power_watts_median is not None]
+        if mhz and watts:
+            shown.append(f"{arm} {median(mhz):,.0f} MHz at {median(watts):,.0f} W")
+    return (f"GPU {', '.join(shown)}" if shown else ""), None
 
 
 def _ram(context: GateContext, tolerance_percent: float) -> tuple[str, str | None]:
@@ -282,7 +294,7 @@ class Undisturbed(Struct, frozen=True, forbid_unknown_fields=True):
 
 @gate("undisturbed", Undisturbed)
 def undisturbed(context: GateContext, parameters: Undisturbed) -> Decision:
-    """Nobody else used the machine: little foreign CPU, little steal, no foreign process on a GPU."""
+    """Nobody else used the machine beyond the limits: foreign CPU, steal, a foreign process on a GPU."""
     problems, foreign, steal = [], 0.0, 0.0
     for run in context.runs:
         if run.samples is None or run.samples.count == 0:
@@ -302,7 +314,12 @@ def undisturbed(context: GateContext, parameters: Undisturbed) -> Decision:
             problems.append(f"{where(run)}: {run.samples.vram_foreign_processes} foreign processes were on the GPU")
     if problems:
         return False, some(problems)
-    return True, f"foreign CPU at most {foreign:.0%}, steal at most {steal:.0%}, in {len(context.runs)} runs"
+    on_gpus = [run.samples.vram_foreign_processes for run in context.runs if run.samples and run.conditions.gpus]
+    return True, (
+        f"foreign CPU at most {foreign:.0%}, steal at most {steal:.0%}, in {len(context.runs)} runs"
+        + ("; no foreign process on a GPU" if on_gpus and None not in on_gpus else "")
+        + ("; whose the processes on the GPUs were is not known here" if None in on_gpus else "")
+    )
 
 
 @gate("memory_left", NoParameters)

@@ -275,11 +275,14 @@ def hazards(context: GateContext, parameters: HazardParameters) -> Decision:
     ]
     if problems:
         return False, some(problems)
-    watched = [hit.hazard.id for hit in met if hit.action == "watch"]
+    to_watch = [hit.hazard for hit in met if hit.action == "watch"]
+    watched = [hazard.id for hazard in to_watch if hazard.watch.log or hazard.watch.others]
+    unwatched = [hazard.id for hazard in to_watch if hazard.id not in watched]
     guarded = [hit.hazard.id for hit in met if hit.action == "guard"]
     return True, (
         f"vLLM {first.vllm_version_pinned}: none blocks; {len(guarded)} guarded in all arms; "
         f"{len(watched)} watched, quiet in {len(context.runs)} runs"
+        + (f"; known, and watched by nothing: {', '.join(unwatched)}" if unwatched else "")
     )
 
 
