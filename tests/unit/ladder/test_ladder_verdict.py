@@ -93,6 +93,7 @@ def test_the_error_of_a_range_is_how_far_outside_it_the_onset_lies(measured, err
 def test_process_and_service_are_separate_lines(verdict):
     lines = {line.split(":")[0]: line for line in verdict.ladder.regime}
     assert "0 failed, 0 aborted; the server stayed alive" in lines["Process"]
+    assert "Nothing is out of memory" in lines["Process"]
     assert "at 7 in flight 0.75 preemptions a request" in lines["Service"]
     assert "longest gap between tokens" in lines["Service"]
 
