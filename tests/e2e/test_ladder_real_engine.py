@@ -50,6 +50,8 @@ def test_preemption_begins_exactly_where_it_was_predicted(engine, tmp_path):
     for phase in phases_of(record, "ladder"):
         assert (risen([phase], "preemptions") > 0) == (phase.concurrency >= 5)
         assert phase.reset.succeeded and risen([phase], "prefix_cache_hits_tokens") == 0
+        # All but the last of the eight blocks of the first prompt, found before the reset and not after it.
+        assert phase.reset.marker_hit_tokens >= 224
         for row in phase.ledger.requests:
             assert row.lag_ns + row.first_token_ns + row.normal_gaps_ns + row.stall_gaps_ns == row.e2e_ns
     shutil.rmtree(tmp_path / "host")
