@@ -28,8 +28,8 @@ NO_SHM = (
     "64 MiB free. Increase /dev/shm (e.g. --shm-size or --ipc=host)."
 )
 CUDA_OOM = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of "
-    "which 1.21 GiB is free."
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB "
+    "of which 1.21 GiB is free."
 )
 
 

@@ -68,8 +68,8 @@ def test_moved_is_said_only_when_the_queue_took_as_much_as_preemption_gave(queue
     assert judge_moved("a", "b", stall, waits).moved is moved
 
 
-# Seconds a request stalled and queued above the onset in six pairs of the default ladder on the real CPU engine (vLLM 0.32.0,
-# two cores, 2026-11-29): the base, more KV memory, and fewer sequences, which never stalled.
+# Seconds a request stalled and queued above the onset in six pairs of the default ladder on the real CPU engine (vLLM
+# 0.32.0, two cores, 2026-11-29): the base, more KV memory, and fewer sequences, which never stalled.
 REAL_BASE = [0.1037, 0.1092, 0.1217, 0.1075, 0.1044, 0.1053], [1.69e-5, 1.75e-5, 1.99e-5, 1.71e-5, 1.82e-5, 1.78e-5]
 REAL_MORE_KV = [0.0050, 0.0046, 0.0020, 0.0022, 0.0020, 0.0019], [1.91e-5, 1.74e-5, 1.74e-5, 1.65e-5, 1.83e-5, 1.68e-5]
 REAL_FEWER_SEQS = [0.0] * 6, [0.1559, 0.1584, 0.1708, 0.1522, 0.1494, 0.1537]

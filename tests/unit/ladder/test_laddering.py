@@ -144,7 +144,8 @@ def test_every_change_that_the_ladder_is_to_compare_is_an_arm():
     protocol = load_protocol("preemption_ladder", PROTOCOLS)
     changes = {
         "fewer_seqs": "max-num-seqs", "more_kv": "num-gpu-blocks-override",
-        "more_memory_share": "gpu-memory-utilization", "fp8_kv": "kv-cache-dtype", "shorter_model_len": "max-model-len", "longer_model_len": "max-model-len",
+        "more_memory_share": "gpu-memory-utilization", "fp8_kv": "kv-cache-dtype",
+        "shorter_model_len": "max-model-len", "longer_model_len": "max-model-len",
         "smaller_batch": "max-num-batched-tokens", "offload_prompts": "kv-transfer-config",
         "offload_all": "kv-transfer-config", "kv_offloading_size": "kv-offloading-size",
         "second_replica": "data-parallel-size", "tensor_parallel": "tensor-parallel-size",
