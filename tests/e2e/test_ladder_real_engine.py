@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,16 @@ pytestmark = pytest.mark.e2e_real
 STATE = ROOT / ".kvtrial"
 TOO_LITTLE_BYTES = 700_000_000
 """The engine's two processes need about 1.1 GB to start."""
+ENOUGH_BYTES = 3_000_000_000
+NEIGHBOUR = """
+import os, sys, time
+open('/proc/self/oom_score_adj', 'w').write('-1000')
+open(sys.argv[1], 'w').write(str(os.getpid()))
+held = []
+while not any(line.startswith('oom_kill ') and line.split()[1] != '0' for line in open(sys.argv[2])):
+    held.append(b'1' * (16 << 20))
+time.sleep(600)
+"""
 
 
 @pytest.fixture(name="engine", scope="module")
@@ -57,31 +68,72 @@ def test_preemption_begins_exactly_where_it_was_predicted(engine, tmp_path):
     shutil.rmtree(tmp_path / "host")
 
 
-def test_an_engine_killed_at_a_cgroups_limit_is_told_so(engine, tmp_path):
+@pytest.fixture(name="group")
+def _group() -> Iterator[Path]:
+    """A memory cgroup of its own; skips where none can be made."""
     root = memory.CGROUPS / "memory" if (memory.CGROUPS / "memory").is_dir() else memory.CGROUPS
     group = root / f"kvtrial-e2e-{os.getpid()}"
     try:
         group.mkdir()
-        limit = "memory.limit_in_bytes" if root.name == "memory" else "memory.max"
-        (group / limit).write_text(str(TOO_LITTLE_BYTES))
     except OSError as error:
-        if group.exists():
+        pytest.skip(f"no cgroup can be made here: {error}")
+    yield group
+    until = time.monotonic() + 10
+    while group.exists() and time.monotonic() < until:
+        try:
             group.rmdir()
-        pytest.skip(f"no cgroup with a memory limit can be made here: {error}")
+        except OSError:
+            time.sleep(0.1)
+
+
+def limit(group: Path, size_bytes: int) -> None:
+    """Limit a cgroup's memory; skips where that can't be done."""
+    name = "memory.limit_in_bytes" if group.parent.name == "memory" else "memory.max"
     try:
-        trial = base_run(engine, tmp_path / "host")
-        join = f"import os, sys; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid())); "
-        run = "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-        arguments = ["-m", "kvtrial.host.program", "run", "--directory", str(trial.folder.directory)]
-        subprocess.run([sys.executable, "-c", join + run, *arguments], timeout=250, check=False, capture_output=True)
-        fault = trial.records()[0].fault
-        assert fault.cause.startswith("The memory limit of a cgroup"), fault
-        assert "This is no preemption" in fault.cause and "MemoryMax=" in fault.fix
+        (group / name).write_text(str(size_bytes))
+    except OSError as error:
+        pytest.skip(f"no cgroup with a memory limit can be made here: {error}")
+
+
+def program_in(group: Path, trial: Trial) -> subprocess.Popen[bytes]:
+    """The host program, and with it the engine, in a cgroup."""
+    join = f"import os, sys; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid())); "
+    run = "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    arguments = ["-m", "kvtrial.host.program", "run", "--directory", str(trial.folder.directory)]
+    return subprocess.Popen(
+        [sys.executable, "-c", join + run, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def test_an_engine_killed_at_a_cgroups_limit_is_told_so(engine, group, tmp_path):
+    limit(group, TOO_LITTLE_BYTES)
+    trial = base_run(engine, tmp_path / "host")
+    program_in(group, trial).wait(timeout=250)
+    fault = trial.records()[0].fault
+    assert fault.fault == "engine_died_at_start"
+    assert fault.cause.startswith("The memory limit of a cgroup"), fault
+    assert "This is no preemption" in fault.cause and "MemoryMax=" in fault.fix
+    shutil.rmtree(tmp_path / "host")
+
+
+def test_an_engine_killed_at_a_cgroups_limit_while_it_serves_is_told_so(engine, group, tmp_path):
+    limit(group, ENOUGH_BYTES)
+    trial = base_run(engine, tmp_path / "host")
+    program = program_in(group, trial)
+    try:
+        trial.wait(lambda progress: (progress.phase or "").startswith("load"), seconds=200)
+        # A neighbour in the cgroup takes memory until the kernel has killed the largest other process there.
+        counts = str(group / ("memory.oom_control" if group.parent.name == "memory" else "memory.events"))
+        neighbour = subprocess.Popen([sys.executable, "-c", NEIGHBOUR, str(group / "cgroup.procs"), counts])
+        try:
+            program.wait(timeout=120)
+        finally:
+            neighbour.kill()
+            neighbour.wait()
     finally:
-        until = time.monotonic() + 10
-        while group.exists() and time.monotonic() < until:
-            try:
-                group.rmdir()
-            except OSError:
-                time.sleep(0.1)
+        program.kill()
+        program.wait()
+    fault = trial.records()[0].fault
+    assert fault.phase is not None and fault.phase.startswith("load"), fault
+    assert fault.cause.startswith("The memory limit of a cgroup"), fault
     shutil.rmtree(tmp_path / "host")

@@ -185,7 +185,8 @@ def level_facts(runs: Sequence[RunRecord], name: str) -> Level:
     longest = max((tokens for fact in facts if (tokens := _tokens(fact)) is not None), default=None)
     gaps = pooled(phases, lambda fact: fact.longest_gap_seconds)
     ledgers = [phase.ledger for phase in phases if phase.ledger is not None]
-    server = [ledger.difference_share for phase in phases if (ledger := server_ledger(phase)) is not None]
+    server = [ledger for phase in phases if (ledger := server_ledger(phase)) is not None]
+    largest = max(server, key=lambda ledger: abs(ledger.difference_share or 0.0), default=None)
     points = [point for phase in phases for point in phase.pressure]
     return Level(
         concurrency=level_of(phases[0]),
@@ -219,7 +220,8 @@ def level_facts(runs: Sequence[RunRecord], name: str) -> Level:
         answer_tokens_mean=_mean(fact.output_tokens for fact in facts),
         limit_reached_share=_ratio(sum(fact.output_tokens >= fact.max_tokens for fact in facts), len(facts)),
         recomputed_tokens_at_most=None if longest is None else sum(counts) * (longest - 1),
-        server_difference_share=max((s for s in server if s is not None), key=abs, default=None),
+        server_difference_share=largest.difference_share if largest else None,
+        server_outside_core_share=largest.outside_core_share if largest else None,
     )
 
 

@@ -275,4 +275,5 @@ def test_an_arm_that_only_moves_the_delay_is_not_recommended():
 def test_the_report_shows_levels_and_time_lines_and_says_what_is_a_bound(verdict):
     page = build_report(verdict, ladder_protocol(), ladder_records(pairs=6), {}, None)
     assert "The ladder" in page and "Onset: predicted 5, measured 5." in page
+    assert "Engine's times short of end-to-end" in page or "Engine&#39;s times short of end-to-end" in page
     assert "Preemptions so far" in page and "Recomputed tokens are a bound" in page

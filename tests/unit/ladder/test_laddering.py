@@ -196,6 +196,15 @@ def test_prices_and_objectives_are_checked_where_they_enter():
     assert own.objectives["night"].e2e_p95_seconds == 5
 
 
+def test_a_smaller_model_without_its_bytes_a_token_is_refused():
+    model = {"name": "m", "path": "", "revision": "", "kv_bytes_per_token": 512}
+    host = {"may_be_disturbed": True, "backend": "cpu", "vllm_version": "0.32.0", "vllm_venv": "", "model": model,
+            "smaller_model": model | {"kv_bytes_per_token": 0}}  # fmt: skip
+    raw = {"protocol": "preemption_ladder", "protocols_dir": "", "results_dir": "", "hosts": {"h1": host}}
+    with pytest.raises(UnusableInput, match="kvtrial_smaller_model lacks kv_bytes_per_token"):
+        read_request(raw)
+
+
 def test_own_objectives_stand_beside_the_protocols():
     from kvtrial.record.protocol import Objective
 
