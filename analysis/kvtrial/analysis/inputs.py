@@ -107,8 +107,8 @@ def read_request(raw: dict[str, Any]) -> Request:
             )
         if host.smaller_model is not None and host.smaller_model.kv_bytes_per_token < 1:
             raise UnusableInput(
-                f"host {name}: kvtrial_smaller_model lacks kv_bytes_per_token, so nobody can say how many blocks its KV "
-                f"cache has; give the bytes of KV cache that a token takes."
+                f"host {name}: kvtrial_smaller_model lacks kv_bytes_per_token, so nobody can say how many blocks its "
+                f"KV cache has; give the bytes of KV cache that a token takes."
             )
         if not 1 <= host.port <= 65535:
             raise UnusableInput(f"host {name}: kvtrial_port={host.port} is no port; give one from 1 to 65535.")

@@ -10,6 +10,7 @@ from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import canonical_json
 from kvtrial.record.workload import request_shapes
 from ladder_build import cpu_host
+from msgspec import UNSET
 from msgspec.structs import replace
 
 
@@ -194,6 +195,13 @@ def test_prices_and_objectives_are_checked_where_they_enter():
         read_request(raw | {"prices": {"currency": "EUR"}})
     own = read_request(raw | {"objectives": {"night": {"e2e_p95_seconds": 5}}})
     assert own.objectives["night"].e2e_p95_seconds == 5
+
+
+def test_an_arm_with_the_smaller_model_never_gets_the_usual_one():
+    protocol = only_arms(load_protocol("preemption_ladder", PROTOCOLS), ["smaller_model"])
+    bare = replace(protocol.arms["smaller_model"], requires=UNSET)
+    with pytest.raises(UnusableInput, match="names no smaller model"):
+        refuse_arms("h1", cpu_host(), replace(protocol, arms=protocol.arms | {"smaller_model": bare}))
 
 
 def test_a_smaller_model_without_its_bytes_a_token_is_refused():
