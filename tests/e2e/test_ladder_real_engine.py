@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,36 +51,56 @@ def test_preemption_begins_exactly_where_it_was_predicted(engine, tmp_path):
     for phase in phases_of(record, "ladder"):
         assert (risen([phase], "preemptions") > 0) == (phase.concurrency >= 5)
         assert phase.reset.succeeded and risen([phase], "prefix_cache_hits_tokens") == 0
+        # All but the last of the eight blocks of the first prompt, found before the reset and not after it.
+        assert phase.reset.marker_hit_tokens >= 224
         for row in phase.ledger.requests:
             assert row.lag_ns + row.first_token_ns + row.normal_gaps_ns + row.stall_gaps_ns == row.e2e_ns
     shutil.rmtree(tmp_path / "host")
 
 
-def test_an_engine_killed_at_a_cgroups_limit_is_told_so(engine, tmp_path):
+@pytest.fixture(name="group")
+def _group() -> Iterator[Path]:
+    """A memory cgroup of its own; skips where none can be made."""
     root = memory.CGROUPS / "memory" if (memory.CGROUPS / "memory").is_dir() else memory.CGROUPS
     group = root / f"kvtrial-e2e-{os.getpid()}"
     try:
         group.mkdir()
-        limit = "memory.limit_in_bytes" if root.name == "memory" else "memory.max"
-        (group / limit).write_text(str(TOO_LITTLE_BYTES))
     except OSError as error:
-        if group.exists():
+        pytest.skip(f"no cgroup can be made here: {error}")
+    yield group
+    until = time.monotonic() + 10
+    while group.exists() and time.monotonic() < until:
+        try:
             group.rmdir()
-        pytest.skip(f"no cgroup with a memory limit can be made here: {error}")
+        except OSError:
+            time.sleep(0.1)
+
+
+def limit(group: Path, size_bytes: int) -> None:
+    """Limit a cgroup's memory; skips where that can't be done."""
+    name = "memory.limit_in_bytes" if group.parent.name == "memory" else "memory.max"
     try:
-        trial = base_run(engine, tmp_path / "host")
-        join = f"import os, sys; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid())); "
-        run = "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-        arguments = ["-m", "kvtrial.host.program", "run", "--directory", str(trial.folder.directory)]
-        subprocess.run([sys.executable, "-c", join + run, *arguments], timeout=250, check=False, capture_output=True)
-        fault = trial.records()[0].fault
-        assert fault.cause.startswith("The memory limit of a cgroup"), fault
-        assert "This is no preemption" in fault.cause and "MemoryMax=" in fault.fix
-    finally:
-        until = time.monotonic() + 10
-        while group.exists() and time.monotonic() < until:
-            try:
-                group.rmdir()
-            except OSError:
-                time.sleep(0.1)
+        (group / name).write_text(str(size_bytes))
+    except OSError as error:
+        pytest.skip(f"no cgroup with a memory limit can be made here: {error}")
+
+
+def program_in(group: Path, trial: Trial) -> subprocess.Popen[bytes]:
+    """The host program, and with it the engine, in a cgroup."""
+    join = f"import os, sys; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid())); "
+    run = "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    arguments = ["-m", "kvtrial.host.program", "run", "--directory", str(trial.folder.directory)]
+    return subprocess.Popen(
+        [sys.executable, "-c", join + run, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def test_an_engine_killed_at_a_cgroups_limit_is_told_so(engine, group, tmp_path):
+    limit(group, TOO_LITTLE_BYTES)
+    trial = base_run(engine, tmp_path / "host")
+    program_in(group, trial).wait(timeout=250)
+    fault = trial.records()[0].fault
+    assert fault.fault == "engine_died_at_start"
+    assert fault.cause.startswith("The memory limit of a cgroup"), fault
+    assert "This is no preemption" in fault.cause and "MemoryMax=" in fault.fix
     shutil.rmtree(tmp_path / "host")

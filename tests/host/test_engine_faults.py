@@ -1,6 +1,7 @@
 """What an engine does wrong is a result of its arm: recorded with its class, the other runs done, nothing left."""
 
 import pytest
+from kvtrial.record.oom import SENTENCES
 
 FAULTS = [
     ("die_after:1", "offload", "engine_died"),
@@ -43,6 +44,22 @@ def test_a_known_cause_is_named_with_its_fix(trial):
     fault = next(record.fault for record in trial.records() if record.arm == "offload")
     assert "/dev/shm" in fault.cause
     assert fault.fix
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "says"),
+    [
+        ("cuda_oom_at_start", "engine_died_at_start", SENTENCES["cuda_at_start"][0]),
+        ("cuda_oom_after:20", "engine_dead", SENTENCES["cuda_in_flight"][0]),
+    ],
+)
+@pytest.mark.usefixtures("nothing_left")
+def test_cudas_own_error_is_told_from_a_preemption_at_start_and_in_flight(trial, fault, name, says):
+    trial = trial(runs=2, faults=fault, fault_arm="offload")
+    trial.run()
+    fault = next(record.fault for record in trial.records() if record.arm == "offload")
+    assert fault.fault == name
+    assert fault.cause.startswith(says) and "no preemption" in fault.cause
 
 
 @pytest.mark.usefixtures("nothing_left")

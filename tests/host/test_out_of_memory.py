@@ -99,6 +99,12 @@ def test_cudas_own_error_is_told_by_the_engines_log_at_start_and_in_flight(log, 
     assert tell_apart(known.class_ if known else None, QUIET, QUIET).kind == kind
 
 
+def test_a_kill_somewhere_on_the_machine_does_not_take_the_blame_for_cudas_own_error():
+    elsewhere = MemoryCounters(1, 0, 0)
+    assert tell_apart("cuda_oom_runtime", QUIET, elsewhere).kind == "cuda_in_flight"
+    assert tell_apart("cuda_oom_runtime", QUIET, elsewhere, [KERNEL]).kind == "kernel_oom_killer"
+
+
 def test_the_kernels_word_outranks_what_the_engines_parent_says():
     log = STARTED + "EngineCore encountered a fatal error"
     killed = tell_apart(diagnose(log, "0.32.0").class_, QUIET, MemoryCounters(1, 1, 3), [CGROUP])

@@ -105,6 +105,11 @@ def read_request(raw: dict[str, Any]) -> Request:
                 f"host {name}: prompts can't be drawn from token ids {low} to {high} (low_token_id, high_token_id); "
                 f"give 0 or more, and the lower one first."
             )
+        if host.smaller_model is not None and host.smaller_model.kv_bytes_per_token < 1:
+            raise UnusableInput(
+                f"host {name}: kvtrial_smaller_model lacks kv_bytes_per_token, so nobody can say how many blocks its "
+                f"KV cache has; give the bytes of KV cache that a token takes."
+            )
         if not 1 <= host.port <= 65535:
             raise UnusableInput(f"host {name}: kvtrial_port={host.port} is no port; give one from 1 to 65535.")
         _refuse_client_cpus(name, host.client_cpus)

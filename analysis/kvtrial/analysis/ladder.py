@@ -36,6 +36,7 @@ FULL_SHARE = 0.9
 """KV use from which on the cache is called full: the last blocks are seldom free for a whole request."""
 FLAT_GAIN = 1.03
 """Throughput that gains less than this from one level to the next has stopped growing."""
+SERVED_REASONS = ("stop", "length", "repetition", "error")
 
 
 def host_ladder(
@@ -184,7 +185,8 @@ def level_facts(runs: Sequence[RunRecord], name: str) -> Level:
     longest = max((tokens for fact in facts if (tokens := _tokens(fact)) is not None), default=None)
     gaps = pooled(phases, lambda fact: fact.longest_gap_seconds)
     ledgers = [phase.ledger for phase in phases if phase.ledger is not None]
-    server = [ledger.difference_share for phase in phases if (ledger := server_ledger(phase)) is not None]
+    server = [ledger for phase in phases if (ledger := server_ledger(phase)) is not None]
+    largest = max(server, key=lambda ledger: abs(ledger.difference_share or 0.0), default=None)
     points = [point for phase in phases for point in phase.pressure]
     return Level(
         concurrency=level_of(phases[0]),
@@ -192,7 +194,7 @@ def level_facts(runs: Sequence[RunRecord], name: str) -> Level:
         requests=sum(phase.finished for phase in phases),
         preemptions=sum(counts),
         failed=sum(phase.failed for phase in phases),
-        aborted=round(risen(phases, "requests_finished_abort") or 0),
+        aborted=_aborted(phases),
         preemptions_by_run=counts,
         preemptions_per_request=per_request(phases, float(sum(counts))),
         preemptions_per_second=_ratio(sum(counts), sum(phase.seconds for phase in phases)),
@@ -218,8 +220,18 @@ def level_facts(runs: Sequence[RunRecord], name: str) -> Level:
         answer_tokens_mean=_mean(fact.output_tokens for fact in facts),
         limit_reached_share=_ratio(sum(fact.output_tokens >= fact.max_tokens for fact in facts), len(facts)),
         recomputed_tokens_at_most=None if longest is None else sum(counts) * (longest - 1),
-        server_difference_share=max((s for s in server if s is not None), key=abs, default=None),
+        server_difference_share=largest.difference_share if largest else None,
+        server_outside_core_share=largest.outside_core_share if largest else None,
     )
+
+
+def _aborted(phases: Sequence[PhaseRecord]) -> int:
+    """Requests that the engine did not finish. No version counts them all as aborted (#31503), so sent − finished."""
+    counted = round(risen(phases, "requests_finished_abort") or 0)
+    served = [risen(phases, f"requests_finished_{reason}") for reason in SERVED_REASONS]
+    if all(number is None for number in served):
+        return counted
+    return max(counted, sum(phase.sent for phase in phases) - round(sum(number or 0 for number in served)))
 
 
 def pattern_of(phases: Sequence[PhaseRecord]) -> Pattern:

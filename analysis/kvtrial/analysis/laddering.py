@@ -11,7 +11,7 @@ from kvtrial.analysis.onset import Length, ladder_levels, onset_words, predict_o
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.launch import human_int
 from kvtrial.record.plan import HostPlan, OnsetPlan, PhasePlan
-from kvtrial.record.protocol import Comparison, Ladder, Phase, Protocol, Trace
+from kvtrial.record.protocol import Arm, Comparison, Ladder, Phase, Protocol, Trace
 from kvtrial.record.record import PhaseRecord
 from kvtrial.record.versions import within
 from kvtrial.record.workload import request_shapes
@@ -82,23 +82,29 @@ def with_primary(protocol: Protocol) -> Protocol:
 def refuse_arms(name: str, host: HostInput, protocol: Protocol) -> None:
     """Raise UnusableInput, with its reason, for the first arm that a host can't run."""
     for arm, declared in protocol.arms.items():
-        needs = declared.requires
-        if not needs:
-            continue
-        gpus = len(host.facts.get("gpus", [])) if "gpus" in host.facts else None
-        lacking = None
-        if declared.model and host.smaller_model is None:
-            lacking = "the inventory names no smaller model (kvtrial_smaller_model)"
-        elif needs.backend is not None and host.backend != needs.backend:
-            lacking = f"it needs the {needs.backend} engine, this host runs the {host.backend} one"
-        elif needs.gpus and gpus is not None and gpus < needs.gpus:
-            lacking = f"it needs {needs.gpus} GPUs, this host has {gpus}"
-        elif needs.since_vllm is not None and not within(host.vllm_version, needs.since_vllm, None):
-            lacking = f"it needs vLLM {needs.since_vllm} or newer, this host has {host.vllm_version}"
+        lacking = _lacking(host, declared)
         if lacking is not None:
+            why = f" {declared.requires.why.rstrip('.')};" if declared.requires else ""
             rest = [other for other in protocol.arms if other not in (arm, protocol.control)]
             choose = f"choose arms that can run here (-e arms={','.join(rest)})" if rest else "choose another arm"
-            raise UnusableInput(f"host {name}, arm {arm} can't run: {lacking}. {needs.why.rstrip('.')}; {choose}.")
+            raise UnusableInput(f"host {name}, arm {arm} can't run: {lacking}.{why} {choose}.")
+
+
+def _lacking(host: HostInput, declared: Arm) -> str | None:
+    """What a host lacks for an arm, as a sentence without its full stop."""
+    if declared.model and host.smaller_model is None:
+        return "the inventory names no smaller model (kvtrial_smaller_model)"
+    needs = declared.requires
+    if not needs:
+        return None
+    gpus = len(host.facts.get("gpus", [])) if "gpus" in host.facts else None
+    if needs.backend is not None and host.backend != needs.backend:
+        return f"it needs the {needs.backend} engine, this host runs the {host.backend} one"
+    if needs.gpus and gpus is not None and gpus < needs.gpus:
+        return f"it needs {needs.gpus} GPUs, this host has {gpus}"
+    if needs.since_vllm is not None and not within(host.vllm_version, needs.since_vllm, None):
+        return f"it needs vLLM {needs.since_vllm} or newer, this host has {host.vllm_version}"
+    return None
 
 
 def lengths_of(phase: PhasePlan) -> list[Length]:

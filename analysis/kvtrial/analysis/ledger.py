@@ -48,10 +48,9 @@ class ServerLedger(Struct, frozen=True):
 def server_ledger(phase: PhaseRecord) -> ServerLedger | None:
     """The engine's ledger of a phase, None where a sum is not exported."""
     values = [risen([phase], role) for role in (*SERVER_PARTS, "e2e_seconds_sum")]
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
+    queue, prefill, decode, e2e = values
+    if queue is None or prefill is None or decode is None or e2e is None:
         return None
-    queue, prefill, decode, e2e = known
     return ServerLedger(queue, prefill, decode, e2e, risen([phase], "ttft_seconds_sum"))
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from kvtrial.record.ladder import ArmLadder, LadderResult, Level, Reached
+from kvtrial.record.oom import SENTENCES
 
 FEW_DIGITS = 3
 
@@ -68,7 +69,8 @@ def process_sentence(levels: Sequence[Level]) -> str:
     """Whether the process was stable, by itself: nothing failed."""
     requests = sum(level.requests for level in levels)
     failed, aborted = sum(level.failed for level in levels), sum(level.aborted for level in levels)
-    return f"Process: {requests:,} requests completed, {failed} failed, {aborted} aborted; the server stayed alive."
+    text = f"Process: {requests:,} requests completed, {failed} failed, {aborted} aborted; the server stayed alive."
+    return f"{text} {SENTENCES['preemption'][0]}" if any(level.preemptions for level in levels) else text
 
 
 def service_sentence(levels: Sequence[Level]) -> str:

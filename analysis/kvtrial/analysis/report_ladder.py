@@ -29,8 +29,9 @@ class LadderTable(Struct, frozen=True):
 
 HEADS = (
     "In flight", "Preemptions (a request, a second)", "In time", "Completed, failed, aborted", "First token, p95",
-    "Longest gap, p95", "Queue (engine), stall (client) a request", "Last token, p95", "Tokens/s",
-    "Most running, waiting, KV used", "In, limit, answer tokens", "Recomputed at most", "Engine's times unexplained",
+    "Gap between tokens, longest p95", "Queue (engine), stall (client) a request", "Last token, p95", "Tokens/s",
+    "Most running, waiting, KV used", "In, limit, answer tokens", "Recomputed at most",
+    "Engine's times short of end-to-end, of it outside its core",
 )  # fmt: skip
 
 
@@ -66,14 +67,14 @@ def _row(level: Level) -> LevelRow:
             level.pattern,
             f"{level.requests}, {level.failed}, {level.aborted}",
             f"{seconds_text(level.ttft_median_seconds)}, {seconds_text(level.ttft_p95_seconds)}",
-            seconds_text(level.longest_gap_p95_seconds),
+            f"{seconds_text(level.inter_token_median_seconds)}, {seconds_text(level.longest_gap_p95_seconds)}",
             f"{seconds_text(level.queue_seconds_per_request)}, {seconds_text(level.stall_seconds_per_request)}",
             f"{seconds_text(level.e2e_median_seconds)}, {seconds_text(level.e2e_p95_seconds)}",
             number_text(level.output_tokens_per_second),
             peak,
             ", ".join(map(number_text, (level.prompt_tokens_mean, level.max_tokens_mean, level.answer_tokens_mean))),
             number_text(level.recomputed_tokens_at_most),
-            share_text(level.server_difference_share),
+            f"{share_text(level.server_difference_share)}, {share_text(level.server_outside_core_share)}",
         ],
     )
 

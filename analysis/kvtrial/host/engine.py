@@ -200,8 +200,11 @@ class Engine:
         text = self.log_text()
         known = diagnose(text, self.plan.vllm_version)
         cause, fix = (known.cause, known.fix) if known else (None, None)
-        if killed := self._killed_for_memory(known.class_ if known else None):
-            cause, fix = f"{killed.sentence} ({killed.evidence})", killed.do
+        told = self._out_of_memory(known.class_ if known else None)
+        if told.kind in ("kernel_oom_killer", "cgroup_limit"):
+            cause, fix = f"{told.sentence} ({told.evidence})", told.do
+        elif told.kind in ("cuda_at_start", "cuda_in_flight"):
+            cause = f"{told.sentence} {cause}"
         lines = [line for line in text.splitlines() if line.strip()]
         return Fault(
             origin="engine",
@@ -213,10 +216,9 @@ class Engine:
             log_tail=lines[-LOG_TAIL_LINES:],
         )
 
-    def _killed_for_memory(self, log_class: str | None) -> OutOfMemory | None:
-        """Whether the kernel killed a process for memory since the start: its log can't say so, and its parent errs."""
-        told = tell_apart(log_class, self.memory.before, self.memory.now(), self.memory.new_lines())
-        return told if told.kind in ("kernel_oom_killer", "cgroup_limit") else None
+    def _out_of_memory(self, log_class: str | None) -> OutOfMemory:
+        """What memory ran out since the start. A kill by the kernel stands in no engine's log, and its parent errs."""
+        return tell_apart(log_class, self.memory.before, self.memory.now(), self.memory.new_lines())
 
     def request_stop(self) -> None:
         """Tell the keeper to end the engine; returns at once. Safe in a signal handler."""

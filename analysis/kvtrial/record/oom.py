@@ -78,15 +78,16 @@ def tell_apart(
 ) -> OutOfMemory:
     """The kind of a failure. `log_class`: what the engine's log is known for. `kernel_lines`: those new since `before`.
 
-    The kernel's word outranks the engine's: an engine whose child was killed dies of that with any text. `returncode`
-    is a signal where negative. `preemptions` of the time in question count only where no memory ran out.
+    The kernel's word outranks the engine's: an engine whose child was killed dies of that with any text. Only where the
+    kernel counted a kill on the machine and says neither of whom nor where, CUDA's own error stands. `returncode` is a
+    signal where negative. `preemptions` of the time in question count only where no memory ran out.
     """
     lines = list(kernel_lines)
-    killed = _rise(before.kills, after.kills) or _rise(before.cgroup_kills, after.cgroup_kills)
+    counted = _rise(before.cgroup_kills, after.cgroup_kills)
+    killed = _rise(before.kills, after.kills) or counted
     said = _kernel_word(lines)
-    if killed or said:
+    if counted or said or (killed and log_class not in CUDA_CLASSES):
         hits = _rise(before.cgroup_limit_hits, after.cgroup_limit_hits)
-        counted = _rise(before.cgroup_kills, after.cgroup_kills)
         kind: Kind = said or ("cgroup_limit" if hits and counted else "kernel_oom_killer")
         evidence = [f"{killed} killed by the kernel's count" if killed else ""]
         evidence.append(f"{hits} times at the cgroup's limit" if hits else "")

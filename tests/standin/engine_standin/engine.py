@@ -323,7 +323,8 @@ class Engine:
         if self.faults.reached("die_after", self.finished):
             # A moment, so that the last answer still reaches its client.
             asyncio.get_running_loop().call_later(0.05, self.on_kill)
-        if self.faults.reached("engine_dead_after", self.finished) and not self.dead:
+        dead = [self.faults.reached(name, self.finished) for name in ("engine_dead_after", "cuda_oom_after")]
+        if any(dead) and not self.dead:
             self.dead = True
             for request in [*self.running, *self.waiting]:
                 request.emitted.put_nowait(None)

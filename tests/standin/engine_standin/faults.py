@@ -21,6 +21,8 @@ FAULTS: dict[str, str] = {
     "engine_dead_after": ":N /health 503 and completions 500 after N completions; EngineDeadError in the log",
     "deadlock_after": ":N after N completions nothing is scheduled any more; /health stays 200",
     "fail_start": "exits 1 with the error text of a /dev/shm that is too small",
+    "cuda_oom_at_start": "exits 1 with CUDA's error of memory that ran out",
+    "cuda_oom_after": ":N after N completions logs CUDA's error of memory that ran out, and dies of it",
     "slow_start": ":SECONDS the port opens that much later",
     "never_healthy": "the port never opens; the process stays",
     "routable_bind": "a second socket listens on 0.0.0.0, at a port of the kernel's choice",

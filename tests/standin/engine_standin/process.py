@@ -27,6 +27,10 @@ NO_SHM = (
     "RuntimeError: Insufficient space in /dev/shm for CPU KV offload shared region in /dev/shm: 256 MiB required, "
     "64 MiB free. Increase /dev/shm (e.g. --shm-size or --ipc=host)."
 )
+CUDA_OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB "
+    "of which 1.21 GiB is free."
+)
 
 
 class Log:
@@ -178,6 +182,9 @@ def _serve(argv: Sequence[str], environment: Mapping[str, str], faults: Faults, 
     if "fail_start" in faults:
         log_failure(log, NO_SHM)
         return 1
+    if "cuda_oom_at_start" in faults:
+        log_failure(log, CUDA_OOM)
+        return 1
     if "slow_start" in faults:
         time.sleep(faults.number("slow_start", 1))
     while "never_healthy" in faults:
@@ -195,7 +202,9 @@ async def _serve_http(launch: Launch, environment: Mapping[str, str], faults: Fa
     core_pid = log.core[1]
     engine.log_warning = lambda text: log.line(log.core, "scheduler.py:1995", text, "WARNING")
     engine.on_kill = lambda: _kill_both(core_pid)
-    engine.on_dead = lambda: _bury_core(log)
+    engine.on_dead = lambda: _bury_core(
+        log, CUDA_OOM if "cuda_oom_after" in faults else "RuntimeError: planted by a test"
+    )
     developing = environment.get("VLLM_SERVER_DEV_MODE") == "1"
     shown = server_info(launch, environment, faults, time.time_ns()) if developing else None
     server = Server(engine, launch, faults, shown, log.plain)
@@ -237,8 +246,8 @@ def _kill_both(core_pid: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _bury_core(log: Log) -> None:
-    fatal = "EngineCore encountered a fatal error.\nRuntimeError: planted by a test"
+def _bury_core(log: Log, error: str) -> None:
+    fatal = f"EngineCore encountered a fatal error.\n{error}"
     log.line(log.core, "core.py:1320", fatal, "ERROR")
     died = f"AsyncLLM output_handler failed.\nvllm.v1.engine.exceptions.EngineDeadError: {ENGINE_DEAD}"
     log.line(log.api, "async_llm.py:708", died, "ERROR")

@@ -2,7 +2,7 @@
 
 import pytest
 from kvtrial.analysis.answer import ten_lines
-from kvtrial.analysis.ladder import first_out, onset_error, pattern_of, reach
+from kvtrial.analysis.ladder import first_out, level_facts, onset_error, pattern_of, reach
 from kvtrial.analysis.ledger import judge_moved, server_ledger
 from kvtrial.analysis.levels import phases_of
 from kvtrial.analysis.prices import Prices, Resources, costs, price_per_hour
@@ -68,6 +68,32 @@ def test_moved_is_said_only_when_the_queue_took_as_much_as_preemption_gave(queue
     assert judge_moved("a", "b", stall, waits).moved is moved
 
 
+# Seconds a request stalled and queued above the onset in six pairs of the default ladder on the real CPU engine (vLLM
+# 0.32.0, two cores, 2026-11-29): the base, more KV memory, and fewer sequences, which never stalled.
+REAL_BASE = [0.1037, 0.1092, 0.1217, 0.1075, 0.1044, 0.1053], [1.69e-5, 1.75e-5, 1.99e-5, 1.71e-5, 1.82e-5, 1.78e-5]
+REAL_MORE_KV = [0.0050, 0.0046, 0.0020, 0.0022, 0.0020, 0.0019], [1.91e-5, 1.74e-5, 1.74e-5, 1.65e-5, 1.83e-5, 1.68e-5]
+REAL_FEWER_SEQS = [0.0] * 6, [0.1559, 0.1584, 0.1708, 0.1522, 0.1494, 0.1537]
+
+
+def moved_from_base(stall, queue):
+    return judge_moved("arm", "base", (stall, REAL_BASE[0]), (queue, REAL_BASE[1]))
+
+
+def test_a_gain_of_the_real_engine_is_not_called_moved_and_the_same_gain_with_a_planted_shift_is():
+    stall, queue = REAL_MORE_KV
+    assert moved_from_base(stall, queue).moved is False
+    shifted = [wait + gave for wait, gave in zip(queue, REAL_BASE[0], strict=True)]
+    assert moved_from_base(stall, shifted).moved is True
+    half = [wait + gave / 2 for wait, gave in zip(queue, REAL_BASE[0], strict=True)]
+    assert moved_from_base(stall, half).moved is False
+
+
+def test_fewer_sequences_moved_the_delay_on_the_real_engine():
+    found = moved_from_base(*REAL_FEWER_SEQS)
+    assert found.moved is True
+    assert found.taken_seconds_per_request > found.given_seconds_per_request > 0.1
+
+
 def test_five_pairs_are_too_few_to_say_moved():
     assert judge_moved("a", "b", ([0.0] * 5, [0.2] * 5), ([0.3] * 5, [0.0] * 5)).moved is None
 
@@ -93,6 +119,7 @@ def test_the_error_of_a_range_is_how_far_outside_it_the_onset_lies(measured, err
 def test_process_and_service_are_separate_lines(verdict):
     lines = {line.split(":")[0]: line for line in verdict.ladder.regime}
     assert "0 failed, 0 aborted; the server stayed alive" in lines["Process"]
+    assert "Nothing is out of memory" in lines["Process"]
     assert "at 7 in flight 0.75 preemptions a request" in lines["Service"]
     assert "longest gap between tokens" in lines["Service"]
 
@@ -180,6 +207,15 @@ def test_the_engines_ledger_shows_its_difference():
     assert server_ledger(phase).difference_share == pytest.approx(0.002)
 
 
+def test_a_request_that_the_engine_lost_on_abort_is_counted_though_its_counter_is_not():
+    run = next(run for run in ladder_records(pairs=1) if run.arm == "base")
+    assert level_facts([run], "load_5").aborted == 0
+    lost = [replace(p, after=p.after | {"requests_finished_stop": p.after["requests_finished_stop"] - 2})
+            for p in run.phases]  # fmt: skip
+    level = level_facts([replace(run, phases=lost)], "load_5")
+    assert level.aborted == 2
+
+
 def test_a_burst_and_a_continuous_regime_are_told_apart():
     phase = phases_of(ladder_records(pairs=1)[0], "above_onset")[0]
 
@@ -239,4 +275,5 @@ def test_an_arm_that_only_moves_the_delay_is_not_recommended():
 def test_the_report_shows_levels_and_time_lines_and_says_what_is_a_bound(verdict):
     page = build_report(verdict, ladder_protocol(), ladder_records(pairs=6), {}, None)
     assert "The ladder" in page and "Onset: predicted 5, measured 5." in page
+    assert "Engine's times short of end-to-end" in page or "Engine&#39;s times short of end-to-end" in page
     assert "Preemptions so far" in page and "Recomputed tokens are a bound" in page

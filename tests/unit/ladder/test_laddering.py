@@ -10,6 +10,7 @@ from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import canonical_json
 from kvtrial.record.workload import request_shapes
 from ladder_build import cpu_host
+from msgspec import UNSET
 from msgspec.structs import replace
 
 
@@ -144,8 +145,8 @@ def test_every_change_that_the_ladder_is_to_compare_is_an_arm():
     protocol = load_protocol("preemption_ladder", PROTOCOLS)
     changes = {
         "fewer_seqs": "max-num-seqs", "more_kv": "num-gpu-blocks-override",
-        "more_memory_share": "gpu-memory-utilization",
-        "fp8_kv": "kv-cache-dtype", "shorter_model_len": "max-model-len", "longer_model_len": "max-model-len",
+        "more_memory_share": "gpu-memory-utilization", "fp8_kv": "kv-cache-dtype",
+        "shorter_model_len": "max-model-len", "longer_model_len": "max-model-len",
         "smaller_batch": "max-num-batched-tokens", "offload_prompts": "kv-transfer-config",
         "offload_all": "kv-transfer-config", "kv_offloading_size": "kv-offloading-size",
         "second_replica": "data-parallel-size", "tensor_parallel": "tensor-parallel-size",
@@ -194,6 +195,22 @@ def test_prices_and_objectives_are_checked_where_they_enter():
         read_request(raw | {"prices": {"currency": "EUR"}})
     own = read_request(raw | {"objectives": {"night": {"e2e_p95_seconds": 5}}})
     assert own.objectives["night"].e2e_p95_seconds == 5
+
+
+def test_an_arm_with_the_smaller_model_never_gets_the_usual_one():
+    protocol = only_arms(load_protocol("preemption_ladder", PROTOCOLS), ["smaller_model"])
+    bare = replace(protocol.arms["smaller_model"], requires=UNSET)
+    with pytest.raises(UnusableInput, match="names no smaller model"):
+        refuse_arms("h1", cpu_host(), replace(protocol, arms=protocol.arms | {"smaller_model": bare}))
+
+
+def test_a_smaller_model_without_its_bytes_a_token_is_refused():
+    model = {"name": "m", "path": "", "revision": "", "kv_bytes_per_token": 512}
+    host = {"may_be_disturbed": True, "backend": "cpu", "vllm_version": "0.32.0", "vllm_venv": "", "model": model,
+            "smaller_model": model | {"kv_bytes_per_token": 0}}  # fmt: skip
+    raw = {"protocol": "preemption_ladder", "protocols_dir": "", "results_dir": "", "hosts": {"h1": host}}
+    with pytest.raises(UnusableInput, match="kvtrial_smaller_model lacks kv_bytes_per_token"):
+        read_request(raw)
 
 
 def test_own_objectives_stand_beside_the_protocols():

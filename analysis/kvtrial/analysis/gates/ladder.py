@@ -118,8 +118,8 @@ def server_time_adds_up(context: GateContext, parameters: Tolerance) -> Decision
     if largest is None or largest.difference_share is None:
         return None, "no level of the ladder"
     over = (
-        f"; {beyond} of them beyond {parameters.tolerance_percent:g} %, where the rest without the time outside the "
-        "core is within it"
+        f"; {beyond} of them beyond {parameters.tolerance_percent:g} %, where what is left without the time outside "
+        f"the core is within it"
     )
     return True, (
         f"queue + prefill + decode against end-to-end differ by at most {100 * largest.difference_share:.2f} % in "
