@@ -77,12 +77,12 @@ def _not_empty(run: RunRecord, phase: PhaseRecord, hits: float) -> list[str]:
 class Tolerance(Struct, frozen=True, forbid_unknown_fields=True):
     """How far queue + prefill + decode may lie from end-to-end, percent of end-to-end.
 
-    `outside_core_max_seconds`: so much a request may take on its way into the engine core and out of it before it is
-    no way any more but time that queue or prefill lost.
+    `way_max_seconds`: so much a request may take into the engine core and out of it, for each one in flight: the API
+    server takes those that arrive together one after another. More is time that queue or prefill lost.
     """
 
     tolerance_percent: float = 2.0
-    outside_core_max_seconds: float = 0.05
+    way_max_seconds: float = 0.01
 
 
 @gate("server_time_adds_up", Tolerance)
@@ -107,7 +107,7 @@ def server_time_adds_up(context: GateContext, parameters: Tolerance) -> Decision
             if abs(ledger.difference_share) <= allowed:
                 continue
             beyond += 1
-            if not _explained(ledger, phase.finished, allowed, parameters.outside_core_max_seconds):
+            if not _explained(ledger, phase, allowed, parameters.way_max_seconds):
                 problems.append(
                     f"{where(run, phase)}: queue {ledger.queue_seconds:.3f} + prefill {ledger.prefill_seconds:.3f} + "
                     f"decode {ledger.decode_seconds:.3f} s differ from end-to-end {ledger.e2e_seconds:.3f} s by "
@@ -127,13 +127,13 @@ def server_time_adds_up(context: GateContext, parameters: Tolerance) -> Decision
     )
 
 
-def _explained(ledger: ServerLedger, requests: int, allowed: float, outside_max_seconds: float) -> bool:
+def _explained(ledger: ServerLedger, phase: PhaseRecord, allowed: float, way_max_seconds: float) -> bool:
     """Whether a difference is time outside the engine core, and no more of that than a request may take there."""
     outside, difference = ledger.outside_core_share, ledger.difference_share
-    if outside is None or difference is None or not requests:
+    if outside is None or difference is None or not phase.finished or phase.concurrency is None:
         return False
-    each = outside * ledger.e2e_seconds / requests
-    return 0 <= each <= outside_max_seconds and abs(difference - outside) <= allowed
+    each = outside * ledger.e2e_seconds / phase.finished
+    return 0 <= each <= way_max_seconds * phase.concurrency and abs(difference - outside) <= allowed
 
 
 def _outside(ledger: ServerLedger) -> str:
