@@ -94,6 +94,9 @@ def _run(template: RunRecord, arm: str, position: int, shapes: Shapes) -> RunRec
         "vllm_config.instance_id": f"{arm}{template.pair}",
         "vllm_config.scheduler_config.max_num_seqs": running,
         "vllm_config.cache_config.num_gpu_blocks_override": blocks,
+        "vllm_config.cache_config.num_gpu_blocks": blocks,
+        "vllm_config.cache_config.kv_cache_size_tokens": 32 * blocks,
+        "vllm_config.cache_config.kv_cache_max_concurrency": blocks / 32,
     }
     start = (template.phases[0].before["process_start_time_seconds"] or 0.0) + 10 * position
     counters = {role: None if value is None else 0.0 for role, value in template.phases[0].before.items()}

@@ -28,6 +28,11 @@ _SIZE_THE_POOL = (
     "model",
 )
 """Options that size the KV cache: arms that declare another one have another number of blocks, others must not."""
+_FOLLOWS_THE_POOL = tuple(
+    f"vllm_config.cache_config.{field}"
+    for field in ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")
+)
+"""What an engine works out from the size of its KV cache: it differs where an arm declares one of these options."""
 _WHERE_IT_LISTENS = {"port"}
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -80,9 +85,7 @@ def _within_arm(runs: list[RunRecord]) -> list[str]:
 
 def _asked(control: RunRecord, variant: RunRecord, declared: list[Arm]) -> list[str]:
     """Options and environment in which the launches differ without any arm declaring it."""
-    names = _declared_differently(
-        [{key.replace("_", "-"): value for key, value in arm.args.items()} for arm in declared]
-    )
+    names = _options_declared_differently(declared)
     variables = _declared_differently([dict(arm.env) for arm in declared])
     left, right = _options(control.launch), _options(variant.launch)
     options = {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
@@ -104,6 +107,12 @@ def _asked(control: RunRecord, variant: RunRecord, declared: list[Arm]) -> list[
     return problems
 
 
+def _options_declared_differently(declared: list[Arm]) -> set[str]:
+    return _declared_differently(
+        [{key.replace("_", "-"): value for key, value in arm.args.items()} for arm in declared]
+    )
+
+
 def _declared_differently(declared: list[dict[str, Any]]) -> set[str]:
     return {name for given in declared for name in given if any(other.get(name) != given[name] for other in declared)}
 
@@ -119,6 +128,8 @@ def _options(launch: Launch) -> dict[str, str | bool | None]:
 def _resolved(control: RunRecord, variant: RunRecord, declared: list[Arm]) -> tuple[list[str], list[Difference]]:
     found = [d for d in _differences(control, variant) if d.kind != "volatile"]
     allowed = [path for d in found for path in _declared_part(d.path, declared)]
+    if _options_declared_differently(declared).intersection(_SIZE_THE_POOL):
+        allowed += _FOLLOWS_THE_POOL
     problems = [
         f"{d.path} is {d.control!r} in {control.arm} and {d.variant!r} in {variant.arm}, which no arm declares"
         for d in undeclared(found, allowed)
