@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run the checks and tests and print a table of stages. Fails if any stage fails.
+# Run the checks and tests and print a table of stages. Fails if any stage fails. What each test took: .kvtrial/tests/*.xml.
 #   tests/run.sh          what a change has to pass
 #   tests/run.sh full     the long ones too (marked "full")
 #
@@ -18,6 +18,7 @@ export TABLE=.kvtrial/tests/table
 
 stage() { # NAME COMMAND...
     local name=$1 started=$SECONDS result=passed
+    export STAGE=$name
     shift
     printf '\n== %s\n' "$name"
     "$@" || result=FAILED
@@ -28,7 +29,7 @@ tests() { # ARGUMENTS of pytest
     for venv in .kvtrial/venvs/vllm-*/; do
         [ -x "${venv}bin/vllm" ] && export KVTRIAL_ENGINE_VENV=$PWD/${venv%/}
     done
-    python -m pytest -q --durations=5 "$@"
+    python -m pytest -q --durations=5 --junitxml=".kvtrial/tests/$STAGE.xml" "$@"
 }
 
 engine_installed() {

@@ -103,3 +103,12 @@ def test_a_host_unlike_the_pins_is_told_in_what():
         "driver is 570.1.1, pinned is 580.1.1"
     ]
     assert unlike_pins({"driver": "570.1.1"}, {"driver": "580.1.1"}, ["driver"]) == []
+
+
+@pytest.mark.parametrize("protocol", ["preemption_ladder", "preemption_noise", "tier_size"])
+def test_on_this_machine_a_ladder_and_its_noise_get_the_same_small_model(protocol, tools):
+    done = tools.run(
+        "ansible", "this-machine", "-i", "inventories/local", "-m", "ansible.builtin.debug", "-a",
+        "var=local_small_model", "-e", f"protocol={protocol}",
+    )  # fmt: skip
+    assert f"local_small_model: {str(protocol.startswith('preemption_')).lower()}" in done.stdout

@@ -38,6 +38,8 @@ def test_preemption_begins_at_the_predicted_level_and_more_blocks_take_it_away(t
     for run in runs.values():
         for phase in phases_of(run, "ladder"):
             assert phase.reset.succeeded
+            # At least one of the two blocks of its prompt: the last token has to be computed.
+            assert phase.reset.marker_hit_tokens >= 32
             assert risen([phase], "prefix_cache_hits_tokens") == 0
             assert {(r.output_tokens, r.max_tokens, r.finish_reason) for r in phase.requests} == {(64, 100, "stop")}
             assert phase.ledger.counted == phase.finished == 8
@@ -61,3 +63,18 @@ def test_an_engine_that_can_not_be_reset_fails_the_gate_that_proves_it(trial):
     gate = next(result for result in run_gates(context) if result.gate == "levels_reset")
     assert gate.passed is False
     assert "the reset did not succeed" in gate.detail
+    # The set is twice the pool and sent in its order: without the prompt that was sent last nothing would be found.
+    assert all(risen([phase], "prefix_cache_hits_tokens") >= 32 for phase in phases_of(record, "ladder"))
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_reset_that_only_claims_success_is_found_out_by_the_prompt_sent_before_it(trial):
+    trial = ladder(trial, runs=1, faults="reset_in_name")
+    trial.run()
+    record = trial.records()[0]
+    assert {phase.reset.succeeded for phase in phases_of(record, "ladder")} == {True}
+    protocol = trial.plan.protocol
+    context = GateContext(protocol, "h1", sort_pairs([record], list(protocol.arms)), [record])
+    gate = next(result for result in run_gates(context) if result.gate == "levels_reset")
+    assert gate.passed is False
+    assert "prompt tokens came from the engine's own prefix cache" in gate.detail

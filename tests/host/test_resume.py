@@ -34,8 +34,8 @@ def test_killed_three_times_the_same_command_ends_with_the_same_kind_of_verdict(
     assert max(record.attempt for record in records) == 4
     verdict = trial.verdict()
     failed = [gate.gate for gate in verdict.hosts[0].gates if gate.passed is not True]
-    # What else ran here meanwhile may fail the two gates that watch for it; nothing else may.
-    assert verdict.verdict == "BETTER" or set(failed) <= {"undisturbed", "client_honest"}, verdict.reason
+    # What else ran here meanwhile may fail the gate that watches for it; nothing else may.
+    assert verdict.verdict == "BETTER" or failed == ["undisturbed"], verdict.reason
     assert verdict.evidence == "standin"
 
 

@@ -10,6 +10,9 @@ from kvtrial.record.launch import human_int
 from kvtrial.record.versions import within
 
 _WHAT_IS_TESTED = frozenset({"kv-transfer-config", "kv-offloading-size", "kv-offloading-backend"})
+_SIZE_OF_THE_POOL = frozenset({"--num-gpu-blocks-override", "--kv-cache-memory-bytes"})
+_BRING_ANOTHER_POOL = frozenset({"--kv-cache-dtype", "--tensor-parallel-size", "--gpu-memory-utilization", "--model"})
+"""One of these changed is one change, though as many bytes of KV cache are then another number of blocks."""
 _FREE_TO_DIFFER = frozenset({"port", "uds", "api-key"})
 _ENV_FREE_TO_DIFFER = frozenset({"VLLM_PORT", "VLLM_API_KEY", "VLLM_OBJECT_STORAGE_SHM_BUFFER_NAME"})
 
@@ -92,6 +95,8 @@ def _check_pair(control: Arm, variant: Arm) -> Iterator[Finding]:
         del environment["VLLM_KV_CACHE_LAYOUT"]
     tested = control.tier != variant.tier
     found = {f"--{name}": pair for name, pair in options.items()} | environment
+    if not tested and len(_BRING_ANOTHER_POOL & found.keys()) == 1:
+        found = {name: pair for name, pair in found.items() if name not in _SIZE_OF_THE_POOL}
     if found and (tested or len(found) > 1):
         listed = "; ".join(
             f"{name}: control {_shown(pair[0])}, {variant.name} {_shown(pair[1])}" for name, pair in found.items()

@@ -33,7 +33,11 @@ class ModelInput(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class HostInput(Struct, frozen=True, forbid_unknown_fields=True):
-    """One host: consent, engine settings, and facts read from it (empty while no host was touched)."""
+    """One host: consent, engine settings, and facts read from it (empty while no host was touched).
+
+    `smaller_model`: what an arm serves that asks for it; its name and its range of token ids count for nothing, since
+    all arms are sent the same.
+    """
 
     may_be_disturbed: bool
     backend: Backend
@@ -53,6 +57,7 @@ class HostInput(Struct, frozen=True, forbid_unknown_fields=True):
     client_cpus: str = "auto"
     supervisor: Supervisor = "process"
     facts: dict[str, Any] = {}
+    smaller_model: ModelInput | None = None
 
 
 class Request(Struct, frozen=True, forbid_unknown_fields=True):

@@ -87,7 +87,9 @@ def refuse_arms(name: str, host: HostInput, protocol: Protocol) -> None:
             continue
         gpus = len(host.facts.get("gpus", [])) if "gpus" in host.facts else None
         lacking = None
-        if needs.backend is not None and host.backend != needs.backend:
+        if declared.model and host.smaller_model is None:
+            lacking = "the inventory names no smaller model (kvtrial_smaller_model)"
+        elif needs.backend is not None and host.backend != needs.backend:
             lacking = f"it needs the {needs.backend} engine, this host runs the {host.backend} one"
         elif needs.gpus and gpus is not None and gpus < needs.gpus:
             lacking = f"it needs {needs.gpus} GPUs, this host has {gpus}"

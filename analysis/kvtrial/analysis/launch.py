@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+from msgspec.structs import replace
+
 from kvtrial.analysis.inputs import HostInput
 from kvtrial.analysis.secrets import refuse_secrets
 from kvtrial.record.errors import UnusableInput
@@ -12,6 +14,17 @@ from kvtrial.record.protocol import Arm
 LOOPBACK = "127.0.0.1"
 OURS = {"host": LOOPBACK, "port": None, "uds": None, "served-model-name": None, "model": None}
 TRANSFER = "kv-transfer-config"
+
+
+def host_of_arm(host: HostInput, arm: Arm) -> HostInput:
+    """The host as an arm finds it: with its smaller model under the usual name, where the arm asks for that one."""
+    if not arm.model or host.smaller_model is None:
+        return host
+    usual = host.model
+    model = replace(
+        host.smaller_model, name=usual.name, low_token_id=usual.low_token_id, high_token_id=usual.high_token_id
+    )
+    return replace(host, model=model)
 
 
 def merged_args(host: HostInput, arm: Arm) -> dict[str, Any]:
@@ -25,6 +38,7 @@ def merged_args(host: HostInput, arm: Arm) -> dict[str, Any]:
 
 def render(host: HostInput, name: str, arm: Arm) -> Launch:
     """The launch specification of arm `name` on a host. Raises UnusableInput for options that are kvtrial's own."""
+    host = host_of_arm(host, arm)
     args = merged_args(host, arm)
     for option, must_be in OURS.items():
         if option in args and args[option] != must_be:

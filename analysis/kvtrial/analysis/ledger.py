@@ -3,6 +3,11 @@
 Client: lag + first token + normal gaps + stall gaps = end-to-end, exactly, request by request. Engine: queue + prefill
 + decode against end-to-end, by the sums of its histograms. A wait after a preemption is in no queue time of vLLM; it
 lies inside decode (or prefill), so it is bounded by the stalls that the client saw, not measured.
+
+What the engine's parts leave of end-to-end has a known place (read in v1/metrics/stats.py of 0.32): the parts are taken
+by the engine core's clock, from the request's entry into its queue to its last token; end-to-end and the time to first
+token by the API server, from the request's arrival to the token's. So time to first token − queue − prefill is the way
+into the core and of a token out of it, by other counters, and should be nearly all of the difference.
 """
 
 from collections.abc import Sequence
@@ -18,25 +23,36 @@ SERVER_PARTS = ("queue_seconds_sum", "prefill_seconds_sum", "decode_seconds_sum"
 
 
 class ServerLedger(Struct, frozen=True):
-    """Rises of the engine's sums over a phase, seconds. `difference_share`: (e2e − parts) / e2e, None without e2e."""
+    """Rises of the engine's sums over a phase, seconds. The shares are of end-to-end, None without it."""
 
     queue_seconds: float
     prefill_seconds: float
     decode_seconds: float
     e2e_seconds: float
+    ttft_seconds: float | None = None
 
     @property
     def difference_share(self) -> float | None:
-        """What the parts leave of end-to-end, as a share of it: time in the API server, mostly."""
+        """(e2e − queue − prefill − decode) / e2e: what the parts leave."""
         parts = self.queue_seconds + self.prefill_seconds + self.decode_seconds
         return (self.e2e_seconds - parts) / self.e2e_seconds if self.e2e_seconds > 0 else None
+
+    @property
+    def outside_core_share(self) -> float | None:
+        """(ttft − queue − prefill) / e2e: of the difference what lies outside the engine core, by other counters."""
+        if self.ttft_seconds is None or self.e2e_seconds <= 0:
+            return None
+        return (self.ttft_seconds - self.queue_seconds - self.prefill_seconds) / self.e2e_seconds
 
 
 def server_ledger(phase: PhaseRecord) -> ServerLedger | None:
     """The engine's ledger of a phase, None where a sum is not exported."""
     values = [risen([phase], role) for role in (*SERVER_PARTS, "e2e_seconds_sum")]
     known = [value for value in values if value is not None]
-    return ServerLedger(*known) if len(known) == len(values) else None
+    if len(known) < len(values):
+        return None
+    queue, prefill, decode, e2e = known
+    return ServerLedger(queue, prefill, decode, e2e, risen([phase], "ttft_seconds_sum"))
 
 
 def judge_moved(

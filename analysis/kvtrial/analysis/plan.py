@@ -21,7 +21,7 @@ from kvtrial.analysis.laddering import (
     refuse_arms,
     with_levels,
 )
-from kvtrial.analysis.launch import TRANSFER, merged_args, render
+from kvtrial.analysis.launch import TRANSFER, host_of_arm, merged_args, render
 from kvtrial.analysis.protocols import check_pairs, load_protocol, only_arms, resolve, with_sizes
 from kvtrial.analysis.tiers import with_tier_sizes
 from kvtrial.analysis.workingset import (
@@ -303,6 +303,7 @@ def _host_plan(
         client_cpus=host.client_cpus,
         ladder=_ladder_plan(name, host, protocol, capacity, runs) if protocol.ladder else UNSET,
         supervisor=host.supervisor,
+        arm_models={arm: model_of(host_of_arm(host, spec).model) for arm, spec in protocol.arms.items() if spec.model},
     )
     return plan, seconds
 
@@ -329,7 +330,7 @@ def _ladder_plan(name: str, host: HostInput, protocol: Protocol, capacity: Capac
         steps = [phase for phase in run.phases if is_level(protocol, phase.name)]
         levels = {phase.name: phase.concurrency for phase in steps}
         args = merged_args(host, protocol.arms[run.arm])
-        blocks = _known_blocks(host, args, capacity.block_tokens)
+        blocks = _known_blocks(host_of_arm(host, protocol.arms[run.arm]), args, capacity.block_tokens)
         # Which of several engines gets a request is for vLLM to decide, so nothing is predicted of them together.
         if blocks is not None and int(args.get("data-parallel-size", 1)) == 1:
             usable[run.arm] = blocks - RESERVED_BLOCKS

@@ -13,6 +13,10 @@ GPU_FIELDS = ("name", "uuid", "driver_version", "memory.total", "clocks.sm", "cl
               "mig.mode.current", "clocks_event_reasons.active")  # fmt: skip
 
 
+_SLOWDOWNS = 0x08 | 0x20 | 0x40 | 0x80
+"""Hardware slowdown, software thermal slowdown, hardware thermal slowdown, hardware power brake."""
+
+
 def _read(path: str) -> str | None:
     try:
         return Path(path).read_text().strip()
@@ -30,18 +34,30 @@ def meminfo() -> dict[str, int]:
     return values
 
 
-def nvidia_smi(*fields: str) -> list[dict[str, str]]:
-    """One mapping a GPU; empty where there is no nvidia-smi or it fails."""
+def nvidia_smi(*fields: str, of: str = "gpu") -> list[dict[str, str]]:
+    """One mapping a GPU (`of` "compute-apps": a process on one); empty where there is no nvidia-smi or it fails."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
         output = subprocess.run(
-            [tool, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"],
+            [tool, f"--query-{of}={','.join(fields)}", "--format=csv,noheader,nounits"],
             capture_output=True, text=True, timeout=30, check=True,
         ).stdout  # fmt: skip
         return [dict(zip(fields, (v.strip() for v in line.split(",")), strict=True)) for line in output.splitlines()]
     return []
+
+
+def slowed_down(reasons: str) -> bool | None:
+    """Whether a GPU runs slower than asked because of heat or its supply, by `clocks_event_reasons.active`.
+
+    The software's power cap is not among them: it is what heavy work itself does, and differs between arms rightly.
+    None where the driver does not say. Source: NVML, nvmlClocksEventReasons.
+    """
+    try:
+        return bool(int(reasons, 16) & _SLOWDOWNS)
+    except ValueError:
+        return None
 
 
 def _cpu_model() -> str:

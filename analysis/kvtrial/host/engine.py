@@ -166,7 +166,7 @@ class Engine:
             log_facts=self._log_facts(),
             listening=listening,
             packages_sha256=packages_sha256(Path(self.launch.argv[0]).parent.parent),
-            model_revision=model_revision(self.plan.model),
+            model_revision=model_revision(self.plan.model_of(self.launch.arm)),
             api_process_started=page.values.get("process_start_time_seconds"),
             loopback_alone=loopback_alone(),
         )

@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Struct
 
 from kvtrial.host import units
-from kvtrial.host.conditions import cpu_mhz, meminfo, nvidia_smi
+from kvtrial.host.conditions import cpu_mhz, meminfo, nvidia_smi, slowed_down
 from kvtrial.host.givenback import vram_used_bytes, wait_until_given_back
 from kvtrial.host.processes import (
     Process,
@@ -45,6 +45,7 @@ from kvtrial.record.store import write_atomically
 PR_SET_CHILD_SUBREAPER = 36
 SAMPLE_SECONDS = 1.0
 FOREIGN_EVERY = 5
+GPU_EVERY = 10
 SHARED_MEMORY = Path("/dev/shm")
 GIVE_BACK_SECONDS = 30.0
 
@@ -104,6 +105,10 @@ class Sampler:
         self.available_start = self.available_min = memory["MemAvailable"]
         self.rss_peak = self.shmem_peak = 0
         self.vram_peak: int | None = None
+        self.vram_foreign: int | None = None
+        self.throttle_events: int | None = None
+        self.gpu_mhz: list[float] = []
+        self.gpu_watts: list[float] = []
         self.mhz: list[float] = []
         self.count = 0
         self.cpu_start = _cpu_times()
@@ -132,14 +137,27 @@ class Sampler:
         self.used_peak = max(self.used_peak, memory["MemTotal"] - memory["MemAvailable"])
         self.rss_peak = max(self.rss_peak, sum(p.rss_bytes for p in tree))
         self.shmem_peak = max(self.shmem_peak, memory.get("Shmem", 0))
-        if self.count % 10 == 0:
+        if self.count % GPU_EVERY == 0:
             if (mhz := cpu_mhz()) is not None:
                 self.mhz.append(mhz)
-            if gpus := nvidia_smi("memory.used"):
-                used = sum(int(gpu["memory.used"]) for gpu in gpus) * 2**20
-                self.vram_peak = max(self.vram_peak or 0, used)
+            self._sample_gpus({p.pid for p in processes}, pids)
         self.count += 1
         return memory["MemAvailable"]
+
+    def _sample_gpus(self, all_pids: set[int], engines: set[int]) -> None:
+        gpus = nvidia_smi("memory.used", "clocks.sm", "power.draw", "clocks_event_reasons.active")
+        if not gpus:
+            return
+        used = sum(int(gpu["memory.used"]) for gpu in gpus if gpu["memory.used"].isdigit()) * 2**20
+        self.vram_peak = max(self.vram_peak or 0, used)
+        for gpu in gpus:
+            for field, values in (("clocks.sm", self.gpu_mhz), ("power.draw", self.gpu_watts)):
+                with contextlib.suppress(ValueError):
+                    values.append(float(gpu[field]))
+            if (slowed := slowed_down(gpu["clocks_event_reasons.active"])) is not None:
+                self.throttle_events = (self.throttle_events or 0) + slowed
+        if (foreign := foreign_on_gpus(all_pids, engines)) is not None:
+            self.vram_foreign = max(self.vram_foreign or 0, foreign)
 
     def summary(self) -> Samples:
         """The samples so far."""
@@ -157,12 +175,26 @@ class Sampler:
             engine_rss_peak_bytes=self.rss_peak,
             shared_memory_peak_bytes=self.shmem_peak,
             vram_used_peak_bytes=self.vram_peak,
-            vram_foreign_processes=None,
+            vram_foreign_processes=self.vram_foreign,
             foreign_cpu_share=max(0.0, (busy - ours) / whole),
             steal_share=spent["steal"] / whole,
             cpu_mhz_median=statistics.median(self.mhz) if self.mhz else None,
-            throttle_events=None,
+            throttle_events=self.throttle_events,
+            gpu_mhz_median=statistics.median(self.gpu_mhz) if self.gpu_mhz else None,
+            gpu_power_watts_median=statistics.median(self.gpu_watts) if self.gpu_watts else None,
         )
+
+
+def foreign_on_gpus(all_pids: set[int], engines: set[int]) -> int | None:
+    """Processes on the GPUs that are not the engine's.
+
+    In a container nvidia-smi may name processes by the host's pids, or hide them: None where it names no process that
+    is seen here.
+    """
+    pids = {int(found["pid"]) for found in nvidia_smi("pid", of="compute-apps") if found["pid"].isdigit()}
+    if not pids & all_pids:
+        return None
+    return len(pids - engines)
 
 
 def _cpu_times() -> dict[str, int]:

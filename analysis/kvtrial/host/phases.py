@@ -14,7 +14,7 @@ from kvtrial.host.affinity import Pinning
 from kvtrial.host.load.client import run_load_blocking
 from kvtrial.host.workload import load_spec, phase_requests
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.exposition import parse_page, read_page
+from kvtrial.record.exposition import NOT_SETTLED, parse_page, read_page
 from kvtrial.record.load import LoadOutcome, RequestResult, RequestSpec
 from kvtrial.record.plan import ConstantPlan, Launch, Limits, PhasePlan, PoissonPlan, RecordedPlan
 from kvtrial.record.record import OpenLoop, PhaseRecord, RequestFact
@@ -53,7 +53,7 @@ def settled_scrape(base_url: str, vllm_version: str, model: str) -> Scrape:
                 break
             text = again
             if time.monotonic() - started > SETTLE_LIMIT_SECONDS:
-                caveats.append(f"/metrics did not settle within {SETTLE_LIMIT_SECONDS} s")
+                caveats.append(f"{NOT_SETTLED} within {SETTLE_LIMIT_SECONDS} s")
                 break
     try:
         reading = read_page(parse_page(again), vllm_version, model)
@@ -273,6 +273,7 @@ def request_fact(result: RequestResult, max_tokens: int) -> RequestFact:
         answer_sha256=result.answer_sha256,
         finish_reason=result.finish_reason,
         error_class=result.error.error_class if result.error else None,
+        dispatch_lag_seconds=None if result.sent_ns is None else (result.sent_ns - result.scheduled_ns) / 1e9,
     )
 
 

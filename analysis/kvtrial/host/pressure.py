@@ -15,8 +15,9 @@ from urllib.parse import urlsplit
 import httpx
 from msgspec.structs import replace
 
+from kvtrial.host.load.spool import request_body
 from kvtrial.record.exposition import metric_table
-from kvtrial.record.load import RequestResult
+from kvtrial.record.load import RequestResult, RequestSpec
 from kvtrial.record.pressure import (
     PhaseLedger,
     PressurePoint,
@@ -34,6 +35,7 @@ RESET_TRIES = 40
 RESET_PAUSE_SECONDS = 0.1
 RESET_EXTERNAL_SINCE = "0.22"
 TIMEOUT_SECONDS = 5.0
+MARKER_SENDS = 2
 
 
 def series_of(vllm_version: str) -> dict[str, str]:
@@ -120,6 +122,20 @@ class PressureWatch:
                 self._raw = self._raw[::2]
                 self._interval *= 2
         connection.close()
+
+
+def send_marker(base_url: str, model: str, request: RequestSpec, timeout_seconds: float) -> None:
+    """Send a request's prompt for one token, twice, so that the caches surely hold it and its finding is counted.
+
+    A working set that is larger than the KV cache and sent in its order finds nothing of itself, emptied or not. What
+    was used last is there, so this prompt shows whether a reset empties. Raises httpx.HTTPError.
+    """
+    marker = replace(request, max_tokens=1, stop_after=None, stop_token_id=None)
+    headers = {"Content-Type": "application/json"}
+    with httpx.Client(base_url=base_url, timeout=timeout_seconds) as client:
+        for _ in range(MARKER_SENDS):
+            body = request_body(model, marker)
+            client.post("/v1/completions", content=body, headers=headers).raise_for_status()
 
 
 def reset_caches(base_url: str, vllm_version: str, connector: str | None) -> ResetFact:

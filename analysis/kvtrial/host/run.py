@@ -17,11 +17,13 @@ from kvtrial.host.conditions import read_conditions
 from kvtrial.host.engine import Engine, RunFault, refuse_port, routable
 from kvtrial.host.keeper import EngineExit
 from kvtrial.host.phases import Scrape, phase_record, run_phase, settled_scrape, write_scrapes
-from kvtrial.host.pressure import PressureWatch, RunLedger, reset_caches
+from kvtrial.host.pressure import PressureWatch, RunLedger, reset_caches, send_marker
+from kvtrial.host.workload import phase_requests
 from kvtrial.record.calibration import Calibration
 from kvtrial.record.hazards import watch_log
 from kvtrial.record.load import RequestResult, ResultsWriter
 from kvtrial.record.plan import HostPlan, PhasePlan, RunPlan
+from kvtrial.record.pressure import ResetFact
 from kvtrial.record.record import (
     Evidence,
     Fault,
@@ -140,7 +142,7 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
         outcome="completed" if facts.fault is None else OUTCOMES[facts.fault.origin],
         fault=facts.fault,
         launch=context.plan.launches[run.arm],
-        model=context.plan.model,
+        model=context.plan.model_of(run.arm),
         vllm_version_pinned=context.plan.vllm_version,
         capacity=context.plan.capacity,
         ram_reserve_bytes=context.plan.limits.ram_reserve_bytes,
@@ -201,7 +203,9 @@ def _one_phase(
     """One phase; its closing scrape is returned, to open the next. Raises RunFault when the engine failed in it."""
     plan, base_url = context.plan, engine.base_url
     try:
-        reset = reset_caches(base_url, plan.vllm_version, engine.launch.connector) if phase.reset else None
+        reset = None
+        if phase.reset:
+            reset, boundary = _emptied(phase, context, engine, boundary)
         before = boundary or settled_scrape(base_url, plan.vllm_version, plan.model.name)
         if phase.stall_multiple:
             facts.ledger.begin(phase.name, phase.stall_multiple)
@@ -224,8 +228,8 @@ def _one_phase(
             )
         after = settled_scrape(base_url, plan.vllm_version, plan.model.name)
     except httpx.HTTPError as error:
-        raise RunFault(_why_failed(engine, phase.name, f"/metrics does not answer: {error!r}", context)) from error
-    facts.scrape_seconds += after.seconds + (0.0 if boundary else before.seconds)
+        raise RunFault(_why_failed(engine, phase.name, f"the engine does not answer: {error!r}", context)) from error
+    facts.scrape_seconds += after.seconds + (0.0 if boundary and not reset else before.seconds)
     record = phase_record(phase, before, after, outcome, found)
     if watch or reset:
         points = watch.points(outcome.started_monotonic_ns, before.values.get("preemptions")) if watch else []
@@ -238,6 +242,21 @@ def _one_phase(
         deadlocked = "deadlock" in record.errors
         raise RunFault(_why_failed(engine, phase.name, detail, context, after, deadlocked=deadlocked))
     return after
+
+
+def _emptied(
+    phase: PhasePlan, context: RunContext, engine: Engine, boundary: Scrape | None
+) -> tuple[ResetFact, Scrape]:
+    """Empty the caches, with the phase's first prompt in them that would be found otherwise; the scrape before."""
+    plan = context.plan
+    without = boundary or settled_scrape(engine.base_url, plan.vllm_version, plan.model.name)
+    first = next(phase_requests(phase, context.folder))
+    send_marker(engine.base_url, plan.model.name, first, plan.limits.request_timeout_seconds)
+    held = settled_scrape(engine.base_url, plan.vllm_version, plan.model.name)
+    reset = reset_caches(engine.base_url, plan.vllm_version, engine.launch.connector)
+    hits = [scrape.values.get("prefix_cache_hits_tokens") for scrape in (without, held)]
+    found = None if hits[0] is None or hits[1] is None else hits[1] - hits[0]
+    return msgspec.structs.replace(reset, marker_hit_tokens=found), held
 
 
 def _why_failed(

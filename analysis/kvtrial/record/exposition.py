@@ -17,6 +17,8 @@ from kvtrial.record.errors import UnusableInput
 from kvtrial.record.versions import data, outside_read_range, within
 
 NO_ENGINE = ""
+NOT_SETTLED = "/metrics did not settle"
+"""The caveat of a page that still changed when nothing was left to wait for begins so."""
 _LABELS_OF_EVERY_SERIES = {"engine", "model_name"}
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _EXEMPLAR = re.compile(r"(?<=[0-9naf]) # \{.*$", re.IGNORECASE)

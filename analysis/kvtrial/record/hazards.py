@@ -40,10 +40,10 @@ class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Watch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Detectors: expressions on log lines, and names of rules over metrics pages."""
+    """What looks out for a hazard: expressions on log lines, and other parts of a trial."""
 
     log: list[str] = []
-    metrics: list[str] = []
+    others: list[Literal["deadlock_watch", "requests_complete", "engine_fault"]] = []
 
 
 class Hazard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

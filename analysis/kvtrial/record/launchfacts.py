@@ -34,6 +34,14 @@ class Consequence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     backends: tuple[Backend, ...] = ("cpu", "cuda")
 
 
+class OptionConsequence(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Fields that any of these options of `vllm serve` changes beside the field of its own name."""
+
+    options: list[str]
+    paths: list[str]
+    reason: str
+
+
 class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Memory layout of the KV cache with and without the OffloadingConnector."""
 
@@ -49,6 +57,7 @@ class ConsequenceTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     volatile: list[VolatileField]
     consequences: list[Consequence]
+    of_options: list[OptionConsequence]
     layouts: list[Layout]
 
 
@@ -110,6 +119,12 @@ def undeclared(found: Iterable[Difference], declared: Iterable[str]) -> list[Dif
         for difference in found
         if difference.kind == "other" and not any(_at_or_below(difference.path, prefix) for prefix in prefixes)
     ]
+
+
+def changed_by(options: Iterable[str]) -> list[str]:
+    """Paths that differ because of these options (long, without dashes in front), beside those of their own names."""
+    asked = set(options)
+    return [path for entry in consequence_table().of_options if asked & set(entry.options) for path in entry.paths]
 
 
 def layouts(version: str, backend: Backend) -> Layout | None:

@@ -245,7 +245,8 @@ class HostPlan(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     """One host's part of the plan; all that the host program needs.
 
     `client_cpus`: where the load client runs: "auto" (CPUs that the engine cannot use, where there are any), "none"
-    (anywhere), or a list such as "14-15" (there; every arm's engine is then started on the other CPUs).
+    (anywhere), or a list such as "14-15" (there; every arm's engine is then started on the other CPUs). `arm_models`:
+    of arms that serve another model than `model`, under its name.
     """
 
     schema_version: str
@@ -264,6 +265,11 @@ class HostPlan(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     client_cpus: str = "auto"
     ladder: LadderPlan | UnsetType = UNSET
     supervisor: Supervisor = "process"
+    arm_models: dict[str, Model] = {}
+
+    def model_of(self, arm: str) -> Model:
+        """The model that an arm serves."""
+        return self.arm_models.get(arm, self.model)
 
 
 class Estimate(Struct, frozen=True, forbid_unknown_fields=True):

@@ -66,7 +66,8 @@ class PhaseLedger(Struct, frozen=True):
 class ResetFact(Struct, frozen=True):
     """The emptying of the engine's caches before a phase: whether it said so, tries, seconds.
 
-    `external`: the tier's too.
+    `external`: the tier's too. `marker_hit_tokens`: of the phase's first prompt, sent twice just before, what the
+    engine's own cache gave back; so much the phase would find if nothing had been emptied. None in older records.
     """
 
     succeeded: bool
@@ -74,6 +75,7 @@ class ResetFact(Struct, frozen=True):
     tries: int
     seconds: float
     detail: str = ""
+    marker_hit_tokens: float | None = None
 
 
 class RequestTimes(Struct):

@@ -79,7 +79,7 @@ class Arm(Struct, frozen=True, forbid_unknown_fields=True):
     `args` maps long options of `vllm serve` (without dashes in front) to values: true gives a flag, null removes the
     option, a mapping is passed as JSON. `sizes` are this arm's own, for an arm that changes the work and not the
     engine: such an arm declares what may differ, or its requests are to come out as the control's. `costs` says what
-    the change takes, in its own unit.
+    the change takes, in its own unit. `model`: the arm serves the host's smaller model in place of the usual one.
     """
 
     title: str
@@ -89,6 +89,7 @@ class Arm(Struct, frozen=True, forbid_unknown_fields=True):
     sizes: dict[str, int] | UnsetType = UNSET
     requires: Requires | UnsetType = UNSET
     costs: Cost | UnsetType = UNSET
+    model: Literal["smaller"] | UnsetType = UNSET
 
 
 class PromptSet(Struct, frozen=True, forbid_unknown_fields=True):

@@ -77,6 +77,10 @@ class Samples(Struct, frozen=True):
 
     `foreign_cpu_share` is CPU time of processes that are neither the engine's nor ours, `steal_share` the
     hypervisor's. `ram_used_peak_bytes` is MemTotal − least MemAvailable.
+
+    Of GPUs, every tenth sample, None without them: `vram_foreign_processes` is the most processes on them that were not
+    the engine's (None also where a container hides whose they are), `throttle_events` the samples in which heat or
+    supply slowed one down.
     """
 
     count: int
@@ -92,6 +96,8 @@ class Samples(Struct, frozen=True):
     steal_share: float
     cpu_mhz_median: float | None
     throttle_events: int | None
+    gpu_mhz_median: float | None = None
+    gpu_power_watts_median: float | None = None
 
 
 class Times(Struct, frozen=True):
@@ -108,7 +114,10 @@ class Times(Struct, frozen=True):
 
 
 class RequestFact(Struct, frozen=True):
-    """One request of a phase, short form; all timestamps are in requests.jsonl.zst."""
+    """One request of a phase, short form; all timestamps are in requests.jsonl.zst.
+
+    `dispatch_lag_seconds`: sent minus scheduled, None where it was not sent.
+    """
 
     key: str
     prompt_sha256: str
@@ -122,6 +131,7 @@ class RequestFact(Struct, frozen=True):
     answer_sha256: str | None
     finish_reason: str | None
     error_class: str | None
+    dispatch_lag_seconds: float | None = None
 
 
 class OpenLoop(Struct, frozen=True):

@@ -32,6 +32,7 @@ FAULTS: dict[str, str] = {
     "ignore_sigterm": "the parent ignores SIGTERM",
     "abort_requests": ":N every Nth stream is cut after its first token (default 5)",
     "host_register_failed": "logs that the region could not be pinned",
+    "reset_in_name": "/reset_prefix_cache answers success and empties nothing",
     "late_store_count": "store counters are published 100 ms late",
 }
 

@@ -358,6 +358,7 @@ def _phase(
                 ttft_seconds=ttft, e2e_seconds=ttft, longest_gap_seconds=gap, output_tokens=max_tokens,
                 cached_tokens=None,
                 answer_sha256=_sha("answer", sha, max_tokens), finish_reason="length", error_class=None,
+                dispatch_lag_seconds=0.0001,
             )
             for index, sha in zip(indices, shas, strict=True)
         ],

@@ -72,6 +72,20 @@ def card(phase: str, **fields) -> Callable[[RunRecord], RunRecord]:
     return how
 
 
+def lags(phase: str, seconds: float | None, only: int | None = None) -> Callable[[RunRecord], RunRecord]:
+    """The requests of a phase (or only one of them) sent so late."""
+
+    def how(run: RunRecord) -> RunRecord:
+        found = next(p for p in run.phases if p.name == phase)
+        changed = [
+            replace(request, dispatch_lag_seconds=seconds) if only in (None, at) else request
+            for at, request in enumerate(found.requests)
+        ]
+        return with_phase(run, phase, requests=changed)
+
+    return how
+
+
 def capacity(**fields) -> Callable[[RunRecord], RunRecord]:
     return lambda run: replace(run, capacity=replace(run.capacity, **fields))
 
@@ -112,6 +126,12 @@ def tampered_tier(run: RunRecord) -> RunRecord:
 
 def wrong_answer(run: RunRecord) -> RunRecord:
     return with_requests(run, "return", lambda request: replace(request, answer_sha256="0" * 64 + request.key))
+
+
+def first_answers_wrong(run: RunRecord) -> RunRecord:
+    """The first prompt's return is wrong; by then the GPU cache has lost it, so no hit was asked for it."""
+    found = next(phase for phase in run.phases if phase.name == "return")
+    return with_phase(run, "return", requests=[replace(found.requests[0], answer_sha256="0" * 64), *found.requests[1:]])
 
 
 def all_alike(run: RunRecord) -> RunRecord:
@@ -380,6 +400,12 @@ FAULTS = [
     Fault("answers_equal", "corrupted load", lambda r: offload(r, wrong_answer, 4), "wrong answers: 4 of 24"),
     Fault(
         "answers_equal",
+        "wrong only where no hit was asked",
+        lambda r: offload(r, first_answers_wrong),
+        "6 of 24 answers of return to prompts that gpu_hit did not ask differ from the control's, 0 of 24 of those",
+    ),
+    Fault(
+        "answers_equal",
         "too far from the control",
         lambda r: control(r, wrong_answer),
         "48 of 48 answers of return differ from the control's",
@@ -388,6 +414,14 @@ FAULTS = [
         "answers_equal", "a model that always says the same", lambda r: change(r, all_alike), "not discriminating", None
     ),
     Fault("counters_monotone", "a counter fell", lambda r: control(r, fallen, 3), "generation_tokens fell from"),
+    Fault(
+        "counters_monotone",
+        "a page that did not settle",
+        lambda r: offload(
+            r, lambda run: with_phase(run, "return", metrics_caveats=["/metrics did not settle within 5.0 s"]), 2
+        ),
+        "return: /metrics did not settle within 5.0 s",
+    ),
     Fault("counters_monotone", "a restart", lambda r: control(r, restarted, 3), "was restarted"),
     Fault("counters_monotone", "one server for two runs", one_server_for_two_runs, "used the same server as"),
     Fault(
@@ -412,20 +446,32 @@ FAULTS = [
     ),
     Fault(
         "client_honest",
-        "late in the deciding phase",
-        lambda r: offload(r, card("return", dispatch_lag_p95_seconds=0.001), 1),
+        "one run late in the deciding phase",
+        lambda r: offload(r, lags("return", 0.001), 1),
+        "offload/return (6 runs): dispatch lag p95 1.000 ms, allowed are 0.",
+    ),
+    Fault(
+        "client_honest",
+        "one request of every run late in the deciding phase",
+        lambda r: offload(r, lags("return", 0.001, only=0)),
+        "dispatch lag p95 1.000 ms",
+    ),
+    Fault(
+        "client_honest",
+        "late in the deciding phase of a run whose requests are not listed",
+        lambda r: offload(offload(r, lags("return", None), 1), card("return", dispatch_lag_p95_seconds=0.001), 1),
         "dispatch lag p95 1.000 ms, allowed are 0.805 ms",
     ),
     Fault(
         "client_honest",
         "late elsewhere",
-        lambda r: offload(r, card("miss", dispatch_lag_p95_seconds=0.011), 1),
+        lambda r: offload(r, lags("miss", 0.011), 1),
         "allowed are 10.000 ms",
     ),
     Fault(
         "client_honest",
         "no lag recorded",
-        lambda r: offload(r, card("miss", dispatch_lag_p95_seconds=None), 1),
+        lambda r: offload(offload(r, lags("miss", None), 1), card("miss", dispatch_lag_p95_seconds=None), 1),
         "not recorded",
         None,
     ),
@@ -535,6 +581,7 @@ def test_the_honest_campaign_says_its_numbers():
     assert "in 6 of 6 offload runs" in results["treatment_delivered"].detail
     assert "264 blocks = 1.38 × 192" in results["working_set"].detail
     assert "768 chunks stored, 1,024 in the tier" in results["working_set"].detail
+    assert results["hazards"].detail.endswith("known, and watched by nothing: usage-gauges-not-residency")
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.gate}: {fault.name}")
@@ -566,6 +613,12 @@ def test_throttling_in_one_arm_drops_the_pair_before_any_gate(fault):
     assert [(p.number, p.fault) for p in pairs.dropped] == [(2, "throttle_in_one_arm")]
 
 
+def test_one_late_request_of_an_arms_48_is_within_its_95th_percentile():
+    late = lags("return", 0.002, only=3)
+    assert holds(judge(offload(honest_records(), late, 1))["client_honest"])
+    assert not holds(judge(offload(honest_records(), late))["client_honest"])
+
+
 def test_after_a_preemption_bytes_may_exceed_the_tokens_but_not_fall_short():
     more = lambda run: add(run, "return", load_bytes=8192.0, preemptions=1.0)  # noqa: E731
     less = lambda run: add(run, "return", load_bytes=-8192.0, preemptions=1.0)  # noqa: E731
@@ -576,7 +629,7 @@ def test_after_a_preemption_bytes_may_exceed_the_tokens_but_not_fall_short():
 def test_divergence_from_the_control_inside_the_budget_passes():
     def two_differ(run: RunRecord) -> RunRecord:
         phase = next(p for p in run.phases if p.name == "return")
-        changed = [replace(q, answer_sha256="x" + q.key) if i < 2 else q for i, q in enumerate(phase.requests)]
+        changed = [replace(q, answer_sha256="x" + q.key) if i in (0, 7) else q for i, q in enumerate(phase.requests)]
         return with_phase(run, "return", requests=changed)
 
     result = judge(control(honest_records(), two_differ))["answers_equal"]

@@ -160,7 +160,7 @@ def _level(pair: int, arm: str, level: int, clock: float, before: dict[str, floa
         card=_card(seconds),
         requests=facts,
         e2e_p95_seconds=max(e2es),
-        reset=ResetFact(True, False, 1, 0.01),
+        reset=ResetFact(True, False, 1, 0.01, marker_hit_tokens=PROMPT - 32.0),
         pressure=points,
         ledger=phase_ledger(times, STALL_MULTIPLE, GAP_NS),
     )
@@ -206,6 +206,7 @@ def _counted(before: dict[str, float | None], shape: Shape, e2e: float) -> dict[
         "prefill_seconds_sum": 0.03 * REQUESTS,
         "decode_seconds_sum": 0.998 * e2e - (shape.queue_seconds + 0.03) * REQUESTS,
         "e2e_seconds_sum": e2e,
+        "ttft_seconds_sum": 0.0015 * e2e + (shape.queue_seconds + 0.03) * REQUESTS,
         "e2e_seconds_count": REQUESTS,
     }
     return before | {role: (before.get(role) or 0.0) + amount for role, amount in rises.items()}

@@ -35,7 +35,7 @@ def test_honest_records_pass_every_gate():
 
 
 def test_what_follows_from_the_pools_size_may_differ_only_where_an_arm_sizes_it():
-    """more_kv declares another number of blocks, and the engine shows what follows from it; fewer_seqs declares none."""
+    """more_kv declares another number of blocks and shows what follows from it; fewer_seqs declares none."""
     assert judged(ladder_records())["launch_differs_as_declared"].passed
     for field in ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"):
         path = f"vllm_config.cache_config.{field}"
@@ -110,6 +110,61 @@ def test_more_kv_cache_must_leave_the_headroom_of_the_other_buffers(used_mib, pa
 def test_vram_that_was_not_sampled_is_not_decided():
     records = [replace(run, conditions=replace(run.conditions, gpus=[GPU])) for run in ladder_records()]
     assert judged(records)["vram_headroom"].passed is None
+
+
+def test_what_a_larger_pool_brings_with_it_is_declared_and_the_same_in_an_arm_without_one_is_not():
+    assert judged(ladder_records())["launch_differs_as_declared"].passed is True
+
+    def with_size(run):
+        config = {**run.resolved.config, "vllm_config.cache_config.kv_cache_size_tokens": 4128}
+        return replace(run, resolved=replace(run.resolved, config=config))
+
+    records = [with_size(run) if run.arm == "fewer_seqs" else run for run in ladder_records()]
+    result = judged(records)["launch_differs_as_declared"]
+    assert result.passed is False
+    assert "kv_cache_size_tokens is 2080 in base and 4128 in fewer_seqs, which no arm declares" in result.detail
+
+
+def test_the_proof_of_a_reset_says_what_would_have_been_found():
+    detail = judged(ladder_records())["levels_reset"].detail
+    assert "of each level's first prompt at least 224 tokens were found just before the reset" in detail
+    older = [replace(run, phases=[replace(p, reset=replace(p.reset, marker_hit_tokens=None)) for p in run.phases])
+             for run in ladder_records()]  # fmt: skip
+    assert "no prompt was sent that would have been found" in judged(older)["levels_reset"].detail
+    off = [replace(run, phases=[replace(p, reset=replace(p.reset, marker_hit_tokens=0.0)) for p in run.phases])
+           for run in ladder_records()]  # fmt: skip
+    assert "this engine keeps nothing that could be found" in judged(off)["levels_reset"].detail
+
+
+def in_the_api_server(seconds):
+    """So much more of a level's eight requests lies before the queue, as end-to-end and first token both count it."""
+    return everywhere(lambda p: raised(p, e2e_seconds_sum=seconds, ttft_seconds_sum=seconds))
+
+
+def test_time_outside_the_engine_core_is_shown_and_is_no_fault_of_the_books():
+    result = judged(in_the_api_server(0.2))["server_time_adds_up"]
+    assert result.passed is True
+    assert "1 of them beyond 2 %" in result.detail
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: raised(p, e2e_seconds_sum=0.5, ttft_seconds_sum=0.5),  # more than any way takes
+        lambda p: raised(p, e2e_seconds_sum=0.2),  # that the first token does not show
+        lambda p: raised(p, queue_seconds_sum=0.2),  # queue counted twice
+        lambda p: raised(p, queue_seconds_sum=-0.5, prefill_seconds_sum=-0.1),
+    ],
+    ids=["too much outside", "lost on the way out", "queue too long", "queue and prefill too short"],
+)
+def test_time_that_no_way_explains_is_a_fault_of_the_books(change):
+    assert judged(everywhere(change))["server_time_adds_up"].passed is False
+
+
+def test_of_what_the_engines_times_leave_is_said_what_lies_outside_its_core():
+    detail = judged(ladder_records())["server_time_adds_up"].detail
+    assert "differ by at most 0.20 %" in detail
+    assert "0.15 % lie on the way into the engine core and out of it" in detail
 
 
 def test_arms_of_one_pool_must_have_the_same_blocks():

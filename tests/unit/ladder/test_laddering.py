@@ -104,6 +104,8 @@ def test_a_ladder_of_ones_own_must_show_the_onset():
         ("second_replica", {}, "each replica takes a GPU of its own"),
         ("tensor_parallel", {"backend": "cuda", "facts": {"gpus": [{}]}}, "it needs 2 GPUs, this host has 1"),
         ("offload_all", {"vllm_version": "0.23.0"}, "an engine with a connector can die of a preemption"),
+        ("more_memory_share", {}, "gpu_memory_utilization shares out a GPU's memory"),
+        ("smaller_model", {}, "the inventory names no smaller model (kvtrial_smaller_model)"),
     ],
 )
 def test_an_arm_that_a_host_can_not_run_is_refused_with_the_reason(arm, host, said):
@@ -114,7 +116,9 @@ def test_an_arm_that_a_host_can_not_run_is_refused_with_the_reason(arm, host, sa
 
 
 @pytest.mark.parametrize("arm", ["offload_prompts", "offload_all"])
-@pytest.mark.parametrize(("version", "guarded"), [("0.24.0", True), ("0.26.0", True), ("0.29.3", True), ("0.30.0", False)])
+@pytest.mark.parametrize(
+    ("version", "guarded"), [("0.24.0", True), ("0.26.0", True), ("0.29.3", True), ("0.30.0", False)]
+)
 def test_where_a_connector_corrupts_the_count_every_arm_has_the_guard(arm, version, guarded):
     plan = planned(arms=["more_kv", arm], host={"backend": "cuda", "vllm_version": version})
     for launch in plan.hosts[0].launches.values():
@@ -149,6 +153,57 @@ def test_the_container_inventorys_sizes_preempt_on_its_gpu():
 def test_two_gpus_run_what_needs_two():
     protocol = only_arms(load_protocol("preemption_ladder", PROTOCOLS), ["tensor_parallel"])
     refuse_arms("h1", cpu_host(backend="cuda", facts={"gpus": [{}, {}]}), protocol)
+
+
+def test_a_smaller_model_is_served_under_the_same_name_and_sent_the_same():
+    host = {"smaller_model": ModelInput("other", "/models/b", "rev-2", 256, "random", 0, 9)}
+    asked = request(arms=["smaller_model"], host=host)
+    plan = make_plan(asked, requested_protocol(asked)).hosts[0]
+    base, smaller = plan.launches["base"], plan.launches["smaller_model"]
+    assert [base.argv[2], smaller.argv[2]] == ["/models/a", "/models/b"]
+    assert base.served_model_name == smaller.served_model_name == "kvtrial-model"
+    assert (plan.model_of("base").revision, plan.model_of("smaller_model").revision) == ("rev-1", "rev-2")
+    runs = {run.arm: run.phases for run in plan.runs[:2]}
+    assert runs["base"] == runs["smaller_model"]
+    # As many bytes of KV cache at half the bytes a token: twice the blocks.
+    assert (plan.ladder.onset["base"].low, plan.ladder.onset["smaller_model"].low) == (5, 9)
+
+
+@pytest.mark.parametrize("arm", [name for name in load_protocol("preemption_ladder", PROTOCOLS).arms if name != "base"])
+def test_every_arm_can_be_planned_on_a_host_that_has_what_it_requires(arm):
+    host = {
+        "backend": "cuda",
+        "facts": {"gpus": [{}, {}]},
+        "smaller_model": ModelInput("other", "/models/b", "rev-2", 256, "random", 0, 9),
+    }
+    asked = request(arms=[arm], host=host)
+    assert list(make_plan(asked, requested_protocol(asked)).hosts[0].launches) == ["base", arm]
+
+
+def test_every_change_that_the_ladder_is_to_compare_is_an_arm():
+    protocol = load_protocol("preemption_ladder", PROTOCOLS)
+    changes = {
+        "fewer_seqs": "max-num-seqs", "more_kv": "num-gpu-blocks-override",
+        "more_memory_share": "gpu-memory-utilization",
+        "fp8_kv": "kv-cache-dtype", "shorter_model_len": "max-model-len", "longer_model_len": "max-model-len",
+        "smaller_batch": "max-num-batched-tokens", "offload_prompts": "kv-transfer-config",
+        "offload_all": "kv-transfer-config", "kv_offloading_size": "kv-offloading-size",
+        "second_replica": "data-parallel-size", "tensor_parallel": "tensor-parallel-size",
+    }  # fmt: skip
+    for arm, option in changes.items():
+        assert option in protocol.arms[arm].args, arm
+    assert {arm for arm, spec in protocol.arms.items() if spec.sizes} == {
+        "less_reserve", "truncated_answers", "shorter_inputs"
+    }  # fmt: skip
+    assert set(protocol.arms) == {
+        "base",
+        "less_reserve",
+        "truncated_answers",
+        "shorter_inputs",
+        "smaller_model",
+        *changes,
+    }
+    assert list(load_protocol("preemption_noise", PROTOCOLS).arms) == ["base", "again"]
 
 
 def test_arms_that_change_the_work_declare_it_and_the_negative_control_does_not():

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from msgspec import Struct, field
+from scipy import stats
 
 from kvtrial.analysis.faults import EngineFault
 from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, gate, phase_of, some, where
@@ -64,6 +65,9 @@ def _repeated_prompts(context: GateContext) -> list[str]:
     return problems
 
 
+UNVERIFIED_P_MIN = 0.05
+"""Fisher's exact test, one-sided: below this the answers that no hit verifies differ too often to be rounding."""
+
 DISCRIMINATING_SHARE = 0.9
 """Least share of different prompts that get different answers: only then would a wrong prefix be seen."""
 
@@ -106,8 +110,9 @@ def answers_equal(context: GateContext, parameters: AnswersEqual) -> Decision:
     """The arm's return equals its own cache hit token for token; against the control's return it keeps a budget.
 
     Loaded and resident blocks take the same arithmetic afterwards, so these two must be equal. A recompute rounds
-    otherwise in bf16 and may diverge honestly. With a model that answers everything alike this shows nothing: then the
-    gate is undecided, and says so.
+    otherwise in bf16 and may diverge honestly. How often it does is seen on the prompts that a hit has verified; those
+    that the GPU cache no longer held have no hit to be compared with, and may not diverge more often. With a model that
+    answers everything alike this shows nothing: then the gate is undecided, and says so.
     """
     runs = context.of_arm(parameters.arm)
     if not runs:
@@ -139,7 +144,8 @@ def _answers_of(
             f"{missing} of {compared} answers of {returned} can't be compared with the same run's "
             f"{hit}: one of the two is missing"
         )
-    differing, total = divergence(context, parameters.arm, returned)
+    verified, unverified = _divergence_by_hit(context, parameters.arm, hit, returned)
+    differing, total = verified[0] + unverified[0], verified[1] + unverified[1]
     if "answer" not in context.protocol.arms[parameters.arm].may_differ:
         if total == 0:
             return None, f"no {returned} of the control to compare with"
@@ -148,6 +154,12 @@ def _answers_of(
                 f"{differing} of {total} answers of {returned} differ from the control's, more than the "
                 f"declared {parameters.divergence_max_share:.0%}"
             )
+        if _more_often(unverified, verified):
+            return False, (
+                f"{unverified[0]} of {unverified[1]} answers of {returned} to prompts that {hit} did not ask differ "
+                f"from the control's, {verified[0]} of {verified[1]} of those that it verified; rounding would treat "
+                "them alike"
+            )
     distinct, prompts = _discrimination(runs, returned)
     if distinct < DISCRIMINATING_SHARE * prompts:
         return None, (
@@ -155,7 +167,7 @@ def _answers_of(
             f"at least {DISCRIMINATING_SHARE:.0%} are needed"
         )
     return True, (
-        f"{compared} of {compared} answers of {returned} equal the same run's {hit}; "
+        f"{compared} of {compared} answers of {returned} equal the same run's {hit}{_unasked(unverified, hit)}; "
         f"{differing} of {total} differ from the control's (allowed {parameters.divergence_max_share:.0%}); "
         f"{distinct} different answers to {prompts} prompts"
     )
@@ -168,12 +180,18 @@ def mismatches(runs: Iterable[RunRecord], parameters: AnswersEqual) -> list[Mism
 
 
 def _mismatches(runs: list[RunRecord], hit: str, returned: str) -> list[Mismatch]:
-    return [
-        Mismatch(run, returned, key)
-        for run in runs
-        for key, (first, second) in _in_both(run, hit, returned).items()
-        if first is not None and second is not None and first != second
-    ]
+    found = []
+    for run in runs:
+        keys = {
+            request.prompt_sha256: request.key
+            for phase in run.phases
+            if phase.name == hit
+            for request in phase.requests
+        }
+        for sha, (first, second) in _in_both(run, hit, returned).items():
+            if first is not None and second is not None and first != second:
+                found.append(Mismatch(run, returned, keys[sha]))
+    return found
 
 
 def wrong_answers(runs: Iterable[RunRecord], parameters: AnswersEqual) -> list[EngineFault]:
@@ -198,33 +216,68 @@ def divergence(context: GateContext, arm: str, phase_name: str) -> tuple[int, in
     return compare_answers(context, arm, context.protocol.control, phase_name)
 
 
+def _divergence_by_hit(
+    context: GateContext, arm: str, hit: str, returned: str
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """`divergence` of the prompts that the arm's own hit verified, and of the others."""
+    counts = {True: [0, 0], False: [0, 0]}
+    for pair in context.pairs.valid:
+        verified = _in_both(pair.runs[arm], hit, returned).keys()
+        for key, equal in _compared(pair.runs[arm], pair.runs[context.protocol.control], returned):
+            counts[key in verified][0] += not equal
+            counts[key in verified][1] += 1
+    return (counts[True][0], counts[True][1]), (counts[False][0], counts[False][1])
+
+
+def _unasked(unverified: tuple[int, int], hit: str) -> str:
+    differing, total = unverified
+    if not total:
+        return ""
+    return f", the other {total}, which {hit} did not ask, the control's" + (
+        f" but for {differing}" if differing else ""
+    )
+
+
+def _more_often(these: tuple[int, int], those: tuple[int, int]) -> bool:
+    """Whether (differing, compared) of these shows more differences than that of those."""
+    if not these[0] or not those[1]:
+        return False
+    table = [[these[0], these[1] - these[0]], [those[0], those[1] - those[0]]]
+    return bool(stats.fisher_exact(table, alternative="greater").pvalue < UNVERIFIED_P_MIN)
+
+
 def compare_answers(context: GateContext, arm: str, against: str, phase_name: str) -> tuple[int, int]:
     """(differing, compared) answers to the same prompts in one phase, over all valid pairs.
 
     Two missing answers are not compared; one missing answer differs.
     """
-    differing = total = 0
-    for pair in context.pairs.valid:
-        mine, theirs = phase_of(pair.runs[arm], phase_name), phase_of(pair.runs[against], phase_name)
-        if mine is None or theirs is None:
-            continue
-        for a, b in zip(mine.requests, theirs.requests, strict=False):
-            if a.prompt_sha256 == b.prompt_sha256 and (a.answer_sha256, b.answer_sha256) != (None, None):
-                total += 1
-                differing += a.answer_sha256 != b.answer_sha256
-    return differing, total
+    found = [
+        equal for pair in context.pairs.valid for _, equal in _compared(pair.runs[arm], pair.runs[against], phase_name)
+    ]
+    return found.count(False), len(found)
+
+
+def _compared(run: RunRecord, other: RunRecord, phase_name: str) -> Iterable[tuple[str, bool]]:
+    """(prompt's sha256, whether the answers are equal) of each prompt that both runs asked in a phase."""
+    mine, theirs = phase_of(run, phase_name), phase_of(other, phase_name)
+    if mine is None or theirs is None:
+        return
+    for a, b in zip(mine.requests, theirs.requests, strict=False):
+        if a.prompt_sha256 == b.prompt_sha256 and (a.answer_sha256, b.answer_sha256) != (None, None):
+            yield a.prompt_sha256, a.answer_sha256 == b.answer_sha256
 
 
 def _in_both(run: RunRecord, hit: str, returned: str) -> dict[str, tuple[str | None, str | None]]:
+    """(answer of the hit, answer of the return) of each prompt asked in both, by the prompt's sha256."""
     hit_phase, return_phase = phase_of(run, hit), phase_of(run, returned)
     if hit_phase is None or return_phase is None:
         return {}
     first, second = _by_prompt(hit_phase), _by_prompt(return_phase)
-    return {key: (answer, second[sha][1]) for sha, (key, answer) in first.items() if sha in second}
+    return {sha: (answer, second[sha]) for sha, answer in first.items() if sha in second}
 
 
-def _by_prompt(phase: PhaseRecord) -> dict[str, tuple[str, str | None]]:
-    return {request.prompt_sha256: (request.key, request.answer_sha256) for request in phase.requests}
+def _by_prompt(phase: PhaseRecord) -> dict[str, str | None]:
+    return {request.prompt_sha256: request.answer_sha256 for request in phase.requests}
 
 
 def _discrimination(runs: list[RunRecord], phase_name: str) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from statistics import median
 from msgspec import Struct
 
 from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, gate, some, where
+from kvtrial.analysis.levels import quantile
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.record.calibration import NOT_CALIBRATED
 from kvtrial.record.record import PhaseRecord, RunRecord, Samples
@@ -27,11 +28,16 @@ class ClientHonest(Struct, frozen=True, forbid_unknown_fields=True):
     lag_p95_max_seconds: float
 
 
+_P95_NEEDS_REQUESTS = 20
+"""Of fewer requests the 95th percentile is their latest one, weighted by how few they are."""
+
+
 @gate("client_honest", ClientHonest)
 def client_honest(context: GateContext, parameters: ClientHonest) -> Decision:
     """The client sent on time and within its calibration.
 
-    The lag is within the limit, in the deciding phases also within half the margin of the TTFT. Where the host has a
+    The 95th percentile of the lag is within the limit, in the deciding phases also within half the margin of the TTFT.
+    It is each run's own; a phase of fewer than 20 requests is taken together over its arm's runs. Where the host has a
     calibration of this client, no phase had more streams in flight or read more chunks a second than was calibrated.
     """
     primary = context.primary()
@@ -40,21 +46,23 @@ def client_honest(context: GateContext, parameters: ClientHonest) -> Decision:
     if primary and primary.effect_scale == "ratio" and find_metric(primary.metric).unit == "seconds":
         share = float(primary.margin) / 2
     problems, largest, tightest = [], 0.0, parameters.lag_p95_max_seconds
+    for measured in _measured_together(context):
+        (run, phase), *more = measured
+        named = where(run, phase) if not more else f"{run.host} {run.arm}/{phase.name} ({len(measured)} runs)"
+        limit = parameters.lag_p95_max_seconds
+        if phase.name in deciding and share:
+            medians = [each.ttft_median_seconds for _, each in measured]
+            if None in medians:
+                return None, f"{named}: no TTFT to measure the client's lag by"
+            limit = min(limit, *(share * each for each in medians if each is not None))
+        lag = _lag_p95_seconds([each for _, each in measured])
+        if lag is None:
+            return None, f"{named}: the client's dispatch lag is not recorded"
+        largest, tightest = max(largest, lag), min(tightest, limit)
+        if lag > limit:
+            problems.append(f"{named}: dispatch lag p95 {lag * 1e3:.3f} ms, allowed are {limit * 1e3:.3f} ms")
     for run in context.runs:
         for phase in run.phases:
-            limit = parameters.lag_p95_max_seconds
-            if phase.name in deciding and share:
-                if phase.ttft_median_seconds is None:
-                    return None, f"{where(run, phase)}: no TTFT to measure the client's lag by"
-                limit = min(limit, share * phase.ttft_median_seconds)
-            lag = phase.card.dispatch_lag_p95_seconds
-            if lag is None:
-                return None, f"{where(run, phase)}: the client's dispatch lag is not recorded"
-            largest, tightest = max(largest, lag), min(tightest, limit)
-            if lag > limit:
-                problems.append(
-                    f"{where(run, phase)}: dispatch lag p95 {lag * 1e3:.3f} ms, allowed are {limit * 1e3:.3f} ms"
-                )
             problems += _beyond_calibration(run, phase)
     if problems:
         return False, some(problems)
@@ -62,6 +70,32 @@ def client_honest(context: GateContext, parameters: ClientHonest) -> Decision:
         f"dispatch lag p95 at most {largest * 1e3:.3f} ms; allowed {parameters.lag_p95_max_seconds * 1e3:g} ms, in the "
         f"deciding phases half the margin of the TTFT (down to {tightest * 1e3:.3f} ms); {_calibrations(context.runs)}"
     )
+
+
+def _measured_together(context: GateContext) -> list[list[tuple[RunRecord, PhaseRecord]]]:
+    """The phases of all runs: each by itself, or the short ones of an arm, of one name, together."""
+    alone: list[list[tuple[RunRecord, PhaseRecord]]] = []
+    together: dict[tuple[str, str], list[tuple[RunRecord, PhaseRecord]]] = {}
+    for run in context.runs:
+        for phase in run.phases:
+            if phase.sent >= _P95_NEEDS_REQUESTS or _lags_seconds(phase) is None:
+                alone.append([(run, phase)])
+            else:
+                together.setdefault((run.arm, phase.name), []).append((run, phase))
+    return alone + list(together.values())
+
+
+def _lag_p95_seconds(phases: list[PhaseRecord]) -> float | None:
+    if len(phases) == 1:
+        return phases[0].card.dispatch_lag_p95_seconds
+    lags = [lag for phase in phases for lag in _lags_seconds(phase) or ()]
+    return quantile(lags, 0.95)
+
+
+def _lags_seconds(phase: PhaseRecord) -> list[float] | None:
+    """The lag of every request sent; None where the record does not list them."""
+    lags = [fact.dispatch_lag_seconds for fact in phase.requests if fact.dispatch_lag_seconds is not None]
+    return lags if lags and len(phase.requests) == phase.sent else None
 
 
 def _beyond_calibration(run: RunRecord, phase: PhaseRecord) -> list[str]:
@@ -135,11 +169,12 @@ def conditions_equal(context: GateContext, parameters: ConditionsEqual) -> Decis
     details = []
     for text, problem in (
         _clock(context, parameters.cpu_mhz_tolerance_share),
+        _gpu(context),
         _throttle(context),
         _client_cpu(context, parameters),
         _ram(context, parameters.ram_tolerance_percent),
     ):
-        details.append(text)
+        details += [text] if text else []
         problems += [problem] if problem else []
     if problems:
         return False, some(problems)
@@ -174,6 +209,17 @@ def _clock(context: GateContext, tolerance: float) -> tuple[str, str | None]:
     if max(medians.values()) > (1 + tolerance) * min(medians.values()):
         return "", f"CPU clock differs between arms by more than {tolerance:.0%}: {shown}"
     return f"CPU clock {shown}", None
+
+
+def _gpu(context: GateContext) -> tuple[str, str | None]:
+    """Clock and power of the GPUs by arm. Shown only: heavier work itself draws more and may clock lower."""
+    shown = []
+    for arm in context.arms():
+        mhz = [s.gpu_mhz_median for s in _samples(context, arm) if s.gpu_mhz_median is not None]
+        watts = [s.gpu_power_watts_median for s in _samples(context, arm) if s.gpu_power_watts_median is not None]
+        if mhz and watts:
+            shown.append(f"{arm} {median(mhz):,.0f} MHz at {median(watts):,.0f} W")
+    return (f"GPU {', '.join(shown)}" if shown else ""), None
 
 
 def _ram(context: GateContext, tolerance_percent: float) -> tuple[str, str | None]:
@@ -248,7 +294,7 @@ class Undisturbed(Struct, frozen=True, forbid_unknown_fields=True):
 
 @gate("undisturbed", Undisturbed)
 def undisturbed(context: GateContext, parameters: Undisturbed) -> Decision:
-    """Nobody else used the machine: little foreign CPU, little steal, no foreign process on a GPU."""
+    """Nobody else used the machine beyond the limits: foreign CPU, steal, a foreign process on a GPU."""
     problems, foreign, steal = [], 0.0, 0.0
     for run in context.runs:
         if run.samples is None or run.samples.count == 0:
@@ -268,7 +314,12 @@ def undisturbed(context: GateContext, parameters: Undisturbed) -> Decision:
             problems.append(f"{where(run)}: {run.samples.vram_foreign_processes} foreign processes were on the GPU")
     if problems:
         return False, some(problems)
-    return True, f"foreign CPU at most {foreign:.0%}, steal at most {steal:.0%}, in {len(context.runs)} runs"
+    on_gpus = [run.samples.vram_foreign_processes for run in context.runs if run.samples and run.conditions.gpus]
+    return True, (
+        f"foreign CPU at most {foreign:.0%}, steal at most {steal:.0%}, in {len(context.runs)} runs"
+        + ("; no foreign process on a GPU" if on_gpus and None not in on_gpus else "")
+        + ("; whose the processes on the GPUs were is not known here" if None in on_gpus else "")
+    )
 
 
 @gate("memory_left", NoParameters)

@@ -8,7 +8,7 @@ from msgspec import Struct
 from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, gate, phase_of, some, where
 from kvtrial.analysis.metrics import delta
 from kvtrial.analysis.mixes import saturated_phases
-from kvtrial.record.exposition import metric_table
+from kvtrial.record.exposition import NOT_SETTLED, metric_table
 from kvtrial.record.record import PhaseRecord, RunRecord
 
 START_TIME = "process_start_time_seconds"
@@ -20,13 +20,19 @@ LOST = ("requests_finished_abort", "requests_finished_error")
 
 @gate("counters_monotone", NoParameters)
 def counters_monotone(context: GateContext, parameters: NoParameters) -> Decision:
-    """Counters never fall from scrape to scrape of a run, its server has one start time, and no other run's."""
+    """Counters settle after each phase and never fall; a run's server has one start time, and no other run's."""
     problems: list[str] = []
     started: dict[float, RunRecord] = {}
     steps = 0
     for run in context.runs:
         if not run.phases:
             return None, f"{where(run)} has no phase"
+        problems += [
+            f"{where(run, phase)}: {caveat}, so what was counted of it is not known"
+            for phase in run.phases
+            for caveat in phase.metrics_caveats
+            if caveat.startswith(NOT_SETTLED)
+        ]
         for name, before, after in _steps(run):
             steps += 1
             problems += [f"{where(run)}, {name}: {text}" for text in _fell(before, after)]

@@ -11,7 +11,7 @@ from msgspec import Struct
 from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, backend_of, gate, some, where
 from kvtrial.record.hazards import Concern, hazards_for
 from kvtrial.record.launch import parse_vllm_args, tier_of
-from kvtrial.record.launchfacts import Difference, differences, layouts, undeclared
+from kvtrial.record.launchfacts import Difference, changed_by, differences, layouts, undeclared
 from kvtrial.record.plan import Launch
 from kvtrial.record.protocol import Arm
 from kvtrial.record.record import Resolved, RunRecord
@@ -28,11 +28,6 @@ _SIZE_THE_POOL = (
     "model",
 )
 """Options that size the KV cache: arms that declare another one have another number of blocks, others must not."""
-_FOLLOWS_THE_POOL = tuple(
-    f"vllm_config.cache_config.{field}"
-    for field in ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency")
-)
-"""What an engine works out from the size of its KV cache: it differs where an arm declares one of these options."""
 _WHERE_IT_LISTENS = {"port"}
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -85,7 +80,7 @@ def _within_arm(runs: list[RunRecord]) -> list[str]:
 
 def _asked(control: RunRecord, variant: RunRecord, declared: list[Arm]) -> list[str]:
     """Options and environment in which the launches differ without any arm declaring it."""
-    names = _options_declared_differently(declared)
+    names = _options_declared(declared)
     variables = _declared_differently([dict(arm.env) for arm in declared])
     left, right = _options(control.launch), _options(variant.launch)
     options = {name for name in left.keys() | right.keys() if left.get(name) != right.get(name)}
@@ -107,9 +102,14 @@ def _asked(control: RunRecord, variant: RunRecord, declared: list[Arm]) -> list[
     return problems
 
 
-def _options_declared_differently(declared: list[Arm]) -> set[str]:
+def _options_declared(declared: list[Arm]) -> set[str]:
+    """Options that the arms declare differently."""
     return _declared_differently(
-        [{key.replace("_", "-"): value for key, value in arm.args.items()} for arm in declared]
+        [
+            {key.replace("_", "-"): value for key, value in arm.args.items()}
+            | ({"model": arm.model} if arm.model else {})
+            for arm in declared
+        ]
     )
 
 
@@ -128,8 +128,7 @@ def _options(launch: Launch) -> dict[str, str | bool | None]:
 def _resolved(control: RunRecord, variant: RunRecord, declared: list[Arm]) -> tuple[list[str], list[Difference]]:
     found = [d for d in _differences(control, variant) if d.kind != "volatile"]
     allowed = [path for d in found for path in _declared_part(d.path, declared)]
-    if _options_declared_differently(declared).intersection(_SIZE_THE_POOL):
-        allowed += _FOLLOWS_THE_POOL
+    allowed += changed_by(_options_declared(declared))
     problems = [
         f"{d.path} is {d.control!r} in {control.arm} and {d.variant!r} in {variant.arm}, which no arm declares"
         for d in undeclared(found, allowed)
@@ -276,11 +275,14 @@ def hazards(context: GateContext, parameters: HazardParameters) -> Decision:
     ]
     if problems:
         return False, some(problems)
-    watched = [hit.hazard.id for hit in met if hit.action == "watch"]
+    to_watch = [hit.hazard for hit in met if hit.action == "watch"]
+    watched = [hazard.id for hazard in to_watch if hazard.watch.log or hazard.watch.others]
+    unwatched = [hazard.id for hazard in to_watch if hazard.id not in watched]
     guarded = [hit.hazard.id for hit in met if hit.action == "guard"]
     return True, (
         f"vLLM {first.vllm_version_pinned}: none blocks; {len(guarded)} guarded in all arms; "
         f"{len(watched)} watched, quiet in {len(context.runs)} runs"
+        + (f"; known, and watched by nothing: {', '.join(unwatched)}" if unwatched else "")
     )
 
 

@@ -17,7 +17,10 @@ _SHORT = len(END_OF_MESSAGE)
 
 
 class Exchange:
-    """One request from dispatch to its result. Times are perf_counter_ns; `scheduled_ns` is when it was due."""
+    """One request from before its dispatch to its result.
+
+    Times are perf_counter_ns. The dispatcher sets when it was due, `scheduled_ns`, and when it began to send it.
+    """
 
     __slots__ = (
         "began_ns",
@@ -33,28 +36,28 @@ class Exchange:
         "wire",
     )
 
-    def __init__(self, number: int, key: str, prompt_sha256: str, wire: bytes, scheduled_ns: int) -> None:
+    def __init__(self, number: int, key: str, prompt_sha256: str, wire: bytes) -> None:
         self.number = number
         self.key = key
         self.prompt_sha256 = prompt_sha256
         self.wire = wire
-        self.scheduled_ns = scheduled_ns
+        self.scheduled_ns = 0
         self.began_ns = 0
         self.sent_ns: int | None = None
         self.connecting: asyncio.Task[None] | None = None
         self.connection: Connection | None = None
-        self.response: Response | None = None
+        self.response = Response()
         self.error: RequestError | None = None
 
     @property
     def first_byte_ns(self) -> int | None:
         """When the first byte of the response came."""
-        return self.response.stamps_ns[0] if self.response is not None and self.response.reads else None
+        return self.response.stamps_ns[0] if self.response.reads else None
 
     @property
     def last_activity_ns(self) -> int:
         """When the last byte came; before the first, when the request was sent or its dispatch began."""
-        if self.response is not None and self.response.reads:
+        if self.response.reads:
             return self.response.stamps_ns[-1]
         return self.sent_ns or self.began_ns
 
@@ -154,7 +157,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self.exchange = exchange
         exchange.connection = self
-        exchange.response = self._response = response = Response()
+        self._response = response = exchange.response
         self._stamp, self._keep, self._streaming = response.stamps_ns.append, response.reads.append, False
         wire, exchange.wire = exchange.wire, b""
         sent_ns = perf_counter_ns()

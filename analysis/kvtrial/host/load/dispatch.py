@@ -13,7 +13,7 @@ from kvtrial.host.load.deadlock import DeadlockWatch
 from kvtrial.host.load.honesty import HonestyMeter
 from kvtrial.host.load.http1 import MalformedResponse
 from kvtrial.host.load.results import DETAIL_CHARACTERS, result_of
-from kvtrial.host.load.spool import Spool, SpooledRequest
+from kvtrial.host.load.spool import Spool
 from kvtrial.record.load import ErrorClass, LoadOutcome, LoadSpec, RequestError, RequestResult
 
 OnResult = Callable[[RequestResult], None]
@@ -69,7 +69,7 @@ class Phase:
         self._loop = asyncio.get_running_loop()
         self._due = spool.in_order_of_schedule()
         self._next_due: int | None = None
-        self._at_hand: tuple[int, SpooledRequest] | None = None
+        self._at_hand: Exchange | None = None
         self._pausing: list[tuple[int, int]] = []
         self._ready: deque[tuple[int, int]] = deque()
         self._free_since: deque[int] = deque()
@@ -100,11 +100,11 @@ class Phase:
             if self._spec.concurrency is not None:
                 await self._preopen(min(self._spec.concurrency, len(self._spool)))
             self._fetch()
-            self._meter.start()
-            self._began_ns = perf_counter_ns()
-            started_monotonic_ns = time.monotonic_ns()
-            started_cpu_ns = time.process_time_ns()
             with self._watch_for_deadlock():
+                self._meter.start()
+                started_monotonic_ns = time.monotonic_ns()
+                started_cpu_ns = time.process_time_ns()
+                self._began_ns = perf_counter_ns()
                 self._start_dispatching()
                 self._start_beating()
                 await self._over
@@ -181,20 +181,23 @@ class Phase:
         return self._next_due
 
     def _fetch(self) -> None:
-        """Fetch the next request while there is time, so that little but the write is left when it is due."""
-        if (number := self._peek_due()) is not None and self._at_hand is None:
-            self._at_hand = number, self._spool[number]
+        """Make the next request ready while there is time, so that little but the write is left when it is due."""
+        if self._at_hand is None and (number := self._peek_due()) is not None:
+            self._at_hand = self._exchange(number)
+
+    def _exchange(self, number: int) -> Exchange:
+        request = self._spool[number]
+        return Exchange(number, request.key, request.prompt_sha256, request.wire)
 
     def _dispatch(self, number: int, scheduled_ns: int) -> None:
-        if self._at_hand is not None and self._at_hand[0] == number:
-            request, self._at_hand = self._at_hand[1], None
+        exchange = self._at_hand
+        if exchange is not None and exchange.number == number:
+            self._at_hand = None
         else:
-            request = self._spool[number]
-        exchange = Exchange(number, request.key, request.prompt_sha256, request.wire, scheduled_ns)
-        now_ns = perf_counter_ns()
-        exchange.began_ns = now_ns
+            exchange = self._exchange(number)
+        exchange.scheduled_ns = scheduled_ns
+        exchange.began_ns = now_ns = perf_counter_ns()
         self._in_flight.add(exchange)
-        self._meter.streaming(len(self._in_flight))
         if self._deadlock is not None:
             self.on_failed(exchange, "deadlock", f"not sent: {self._deadlock}")
             while self._unread:
@@ -205,6 +208,7 @@ class Phase:
             self._send(exchange, connection)
         else:
             exchange.connecting = self._loop.create_task(self._connect_and_send(exchange))
+        self._meter.streaming(len(self._in_flight))
 
     def _send(self, exchange: Exchange, connection: Connection) -> None:
         self._meter.dispatched(connection.send(exchange) - exchange.scheduled_ns)
@@ -312,25 +316,25 @@ class Phase:
         self._finish(exchange, perf_counter_ns())
 
     def _finish(self, exchange: Exchange, now_ns: int) -> None:
+        """An exchange is over: send first what has waited for its end, and only then see to the rest of it."""
         self._in_flight.discard(exchange)
         if self._stopped:
             return
-        exchange.wire = b""
         self._unread.append(exchange)
-        if exchange.response is not None:
-            self._meter.received(len(exchange.response.reads))
-            self._unread_bytes += _size_of(exchange)
-        self._unread_bytes += EXCHANGE_BYTES
-        if self._unread_bytes > BUFFER_LIMIT_BYTES:
-            self._read_in_the_phase()
         self._finished += 1
         for number, pause_ns in self._spool.followers(exchange.number):
             heapq.heappush(self._pausing, (now_ns + pause_ns, number))
         if self._spec.concurrency is not None:
             self._free_since.append(now_ns)
-        if self._finished < len(self._spool):
+        over = self._finished == len(self._spool)
+        if not over:
             self._dispatch_due()
-        elif not self._over.done():
+        exchange.wire = b""
+        self._meter.received(len(exchange.response.reads))
+        self._unread_bytes += _size_of(exchange)
+        if self._unread_bytes > BUFFER_LIMIT_BYTES:
+            self._read_in_the_phase()
+        if over and not self._over.done():
             self._ended_ns = now_ns
             self._over.set_result(None)
 
@@ -368,13 +372,12 @@ class Phase:
                 self._time_out(exchange, "request_timeout", f"no end in {self._spec.request_timeout_seconds} s")
             elif silent_ns > self._idle_timeout_ns:
                 self._time_out(exchange, "idle_timeout", f"no byte for {self._spec.idle_timeout_seconds} s")
-            elif exchange.response is not None and exchange.connection is not None:
+            elif exchange.connection is not None:
                 self._look_at(exchange, exchange.connection, silent_ns, now_ns)
 
     def _look_at(self, exchange: Exchange, connection: Connection, silent_ns: int, now_ns: int) -> None:
         """Mind the size of a response; look for an end that its last read did not show, once it has fallen silent."""
         response = exchange.response
-        assert response is not None
         try:
             response.measure()
             if silent_ns > QUIET_NS and response.unframed:
@@ -444,21 +447,16 @@ class Phase:
 
     def _read_next(self) -> None:
         exchange = self._unread.popleft()
-        if exchange.response is not None:
-            self._unread_bytes -= _size_of(exchange)
-        self._unread_bytes -= EXCHANGE_BYTES
-        result = result_of(exchange, self._began_ns, self._spool)
-        exchange.response = None
-        self._on_result(result)
+        self._unread_bytes -= _size_of(exchange)
+        self._on_result(result_of(exchange, self._began_ns, self._spool))
 
 
 def _size_of(exchange: Exchange) -> int:
-    """Bytes of the response. Past the limit of a body what counts is what was counted before."""
-    assert exchange.response is not None
+    """Bytes in memory. Past the limit of a body what counts of it is what was counted before."""
     try:
-        return exchange.response.measure()
+        return EXCHANGE_BYTES + exchange.response.measure()
     except MalformedResponse:
-        return exchange.response.received_bytes
+        return EXCHANGE_BYTES + exchange.response.received_bytes
 
 
 def _stage(exchange: Exchange) -> str:

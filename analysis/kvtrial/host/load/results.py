@@ -20,12 +20,9 @@ _ENDED_BY_US = ("idle_timeout", "request_timeout", "deadlock")
 def result_of(exchange: Exchange, began_ns: int, spool: Spool) -> RequestResult:
     """The result of a finished exchange of a phase that began at `began_ns`. Its response is of no use afterwards."""
     response = exchange.response
-    answer = StreamedAnswer()
-    if response is not None and response.status == 200:
-        answer = _answer_of(response)
+    answer = _answer_of(response) if response.status == 200 else StreamedAnswer()
     error = _error(exchange, response, answer, spool)
-    if response is not None:
-        response.close()
+    response.close()
     return RequestResult(
         key=exchange.key,
         prompt_sha256=exchange.prompt_sha256,
@@ -75,10 +72,10 @@ def _without_head(response: Response) -> tuple[list[bytes], "array[int]"]:
     return [], response.stamps_ns[:0]
 
 
-def _error(exchange: Exchange, response: Response | None, answer: StreamedAnswer, spool: Spool) -> RequestError | None:
+def _error(exchange: Exchange, response: Response, answer: StreamedAnswer, spool: Spool) -> RequestError | None:
     """The one error of an exchange: what the server said outranks how the connection then ended."""
     ended_by_us = exchange.error is not None and exchange.error.error_class in _ENDED_BY_US
-    if ended_by_us or response is None or response.status is None:
+    if ended_by_us or response.status is None:
         return exchange.error or RequestError(error_class="malformed_stream", detail="a response without a status")
     if response.status != 200:
         detail = _told(b"".join(response.frame().chunks), spool[exchange.number].prompt_text())
