@@ -131,7 +131,7 @@ def test_a_ladder_without_a_connector_needs_no_guard():
 
 
 def test_the_container_inventorys_sizes_preempt_on_its_gpu():
-    """Its sizes are known to the protocol, its graphs cover every level, and each arm's onset is the one it is there for."""
+    """Its sizes are known to the protocol, its graphs cover every level, and each arm has its onset."""
     name = ROOT / "inventories" / "gpu_container" / "group_vars" / "all" / "10-container.yml"
     settings = yaml.safe_load(name.read_text())
     sizes = settings["container_ladder_sizes"] | {"tier_bytes": 28 * 134217728, "ram_tolerance_percent": 10}

@@ -1,7 +1,7 @@
 """The tables of this folder's page, from the records alone: python levels.py FOLDER, which holds runs/*/*/record.json.
 
-A pair's effect above the onset pools the requests of the levels 10, 13 and 16. Estimates are Hodges-Lehmann over the six
-pairs; the interval is their range, which is the exact signed-rank one at 96.9 %. Standard library only.
+A pair's effect above the onset pools the requests of the levels 10, 13 and 16. Estimates are Hodges-Lehmann over the
+six pairs; the interval is their range, which is the exact signed-rank one at 96.9 %. Standard library only.
 """
 
 import json
@@ -19,14 +19,17 @@ Phase = dict[str, Any]
 
 
 def risen(phase: Phase, role: str) -> float:
+    """What a counter or sum rose by in a phase."""
     return (phase["after"].get(role) or 0.0) - (phase["before"].get(role) or 0.0)
 
 
 def stall(phase: Phase) -> float:
+    """Stall seconds of a request, mean."""
     return mean(request["stall_gaps_ns"] for request in phase["ledger"]["requests"]) / 1e9
 
 
 def queue(phase: Phase) -> float:
+    """Queue seconds of a request by the engine, mean."""
     return risen(phase, "queue_seconds_sum") / risen(phase, "queue_seconds_count")
 
 
@@ -38,15 +41,20 @@ def outside_core(phase: Phase) -> float:
 
 
 def of(phases: list[Phase], field: str) -> list[float]:
+    """A field of all requests of some phases."""
     return [request[field] for phase in phases for request in phase["requests"]]
 
 
 def p95(values: list[float]) -> float:
+    """The 95th percentile, interpolated."""
     return quantiles(values, n=20, method="inclusive")[-1]
 
 
 METRICS = {
-    "preemptions per 1,000 requests": (lambda q: 1000 * mean(risen(p, "preemptions") / p["finished"] for p in q), False),
+    "preemptions per 1,000 requests": (
+        lambda q: 1000 * mean(risen(p, "preemptions") / p["finished"] for p in q),
+        False,
+    ),
     "whole request, median": (lambda q: median(of(q, "e2e_seconds")), True),
     "whole request, p95": (lambda q: p95(of(q, "e2e_seconds")), True),
     "throughput": (lambda q: sum(p["output_tokens"] for p in q) / sum(p["seconds"] for p in q), True),
@@ -58,6 +66,7 @@ METRICS = {
 
 
 def main(folder: Path) -> None:
+    """Print both tables as Markdown rows."""
     runs = [json.loads(path.read_text()) for path in sorted(folder.glob("runs/*/*/record.json"))]
     at = {
         (run["arm"], run["pair"], int(phase["name"][5:])): phase
@@ -70,7 +79,7 @@ def main(folder: Path) -> None:
         for level in LEVELS:
             six = [at[arm, pair, level] for pair in pairs]
             counts = ", ".join(f"{risen(phase, 'preemptions'):.0f}" for phase in six)
-            longest = [max(r["longest_gap_ns"] for r in phase["ledger"]["requests"]) / 1e6 for phase in six]
+            longest = [max(r["longest_gap_ns"] for r in p["ledger"]["requests"]) / 1e6 for p in six]
             print(
                 f"| {arm} | {level} | {counts} | {1e3 * median(p['ttft_median_seconds'] for p in six):.0f}"
                 f" / {1e3 * median(p['ttft_p95_seconds'] for p in six):.0f}"
