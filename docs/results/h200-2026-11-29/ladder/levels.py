@@ -83,7 +83,8 @@ def main(folder: Path) -> None:
             print(
                 f"| {arm} | {level} | {counts} | {1e3 * median(p['ttft_median_seconds'] for p in six):.0f}"
                 f" / {1e3 * median(p['ttft_p95_seconds'] for p in six):.0f}"
-                f" | {median(p['e2e_median_seconds'] for p in six):.2f} / {median(p['e2e_p95_seconds'] for p in six):.2f}"
+                f" | {median(p['e2e_median_seconds'] for p in six):.2f}"
+                f" / {median(p['e2e_p95_seconds'] for p in six):.2f}"
                 f" | {median(longest):.0f} | {1e3 * mean(map(stall, six)):.0f} | {1e3 * mean(map(queue, six)):.0f}"
                 f" | {median(p['output_throughput_tokens_per_second'] for p in six):,.0f}"
                 f" | {1e3 * min(map(outside_core, six)):.0f} to {1e3 * max(map(outside_core, six)):.0f} |"
