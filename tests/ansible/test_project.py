@@ -91,6 +91,29 @@ def test_the_containers_shapes_are_those_of_the_family(shape, kv_bytes_per_token
     assert env["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
 
 
+@pytest.mark.parametrize(
+    ("protocol", "eager", "size"),
+    [
+        ("offload_lengths", True, None),
+        ("offload_mix", True, ("prompt_tokens", 4104)),
+        ("preemption_ladder", False, ("gpu_blocks", 228)),
+        ("preemption_noise", False, ("gpu_blocks", 228)),
+    ],
+)
+def test_the_containers_engine_and_sizes_are_those_of_the_protocol(protocol, eager, size, tools):
+    told = ["-e", f"kvtrial_protocol={protocol}", "-e", f"kvtrial_root={ROOT}", "--playbook-dir", "playbooks"]
+    done = tools.run("ansible", "-i", "inventories/gpu_container", "all", "-m", "ansible.builtin.debug", "-a",
+                     "msg={{ [kvtrial_engine_args, kvtrial_sizes] | to_json }}", *told,
+                     ANSIBLE_STDOUT_CALLBACK="ansible.builtin.minimal",
+                     ANSIBLE_CALLBACK_RESULT_FORMAT="json")  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = json.loads(done.stdout.split("=>", 1)[1])["msg"]
+    args, sizes = json.loads(shown) if isinstance(shown, str) else shown
+    assert (args.get("enforce-eager") is True) is eager and ("compilation-config" in args) is not eager
+    assert sizes["ram_tolerance_percent"] == 10 and isinstance(sizes["tier_bytes"], int)
+    assert size is None or sizes[size[0]] == size[1]
+
+
 def test_an_inventory_without_pins_is_refused_in_a_sentence(tmp_path, tools):
     (tmp_path / "hosts.yml").write_text("all: {hosts: {lonely: {ansible_connection: local}}}\n")
     done = tools.run("ansible-playbook", "-i", str(tmp_path / "hosts.yml"), "experiment.yml")

@@ -34,6 +34,21 @@ def test_honest_records_pass_every_gate():
     assert {name: result.passed for name, result in judged(ladder_records()).items() if not result.passed} == {}
 
 
+def test_what_follows_from_the_pools_size_may_differ_only_where_an_arm_sizes_it():
+    """more_kv declares another number of blocks and shows what follows from it; fewer_seqs declares none."""
+    assert judged(ladder_records())["launch_differs_as_declared"].passed
+    for field in ("num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"):
+        path = f"vllm_config.cache_config.{field}"
+        records = [
+            replace(run, resolved=replace(run.resolved, config={**run.resolved.config, path: 7}))
+            if run.arm == "fewer_seqs"
+            else run
+            for run in ladder_records()
+        ]
+        result = judged(records)["launch_differs_as_declared"]
+        assert result.passed is False and f"{path} is" in result.detail and "fewer_seqs" in result.detail
+
+
 def test_the_ladders_gates_are_registered_and_planted_here():
     assert set(GATES) >= LADDER_GATES
     assert set(ladder_protocol().gates) >= LADDER_GATES

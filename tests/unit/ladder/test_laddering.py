@@ -1,6 +1,9 @@
 """What a plan makes of a declared ladder: levels, comparisons, arms that can't run, mixes that only queue."""
 
+from pathlib import Path
+
 import pytest
+import yaml
 from build import PROTOCOLS
 from kvtrial.analysis.inputs import ModelInput, Request, read_request
 from kvtrial.analysis.laddering import answer_seconds, ladder_lines, refuse_arms
@@ -12,6 +15,8 @@ from kvtrial.record.workload import request_shapes
 from ladder_build import cpu_host
 from msgspec import UNSET
 from msgspec.structs import replace
+
+ROOT = Path(__file__).parents[3]
 
 
 def request(**changes) -> Request:
@@ -99,7 +104,7 @@ def test_a_ladder_of_ones_own_must_show_the_onset():
         ("tensor_parallel", {}, "it needs the cuda engine"),
         ("second_replica", {}, "each replica takes a GPU of its own"),
         ("tensor_parallel", {"backend": "cuda", "facts": {"gpus": [{}]}}, "it needs 2 GPUs, this host has 1"),
-        ("offload_all", {"vllm_version": "0.27.1"}, "corrupts the count of preemptions"),
+        ("offload_all", {"vllm_version": "0.23.0"}, "an engine with a connector can die of a preemption"),
         ("more_memory_share", {}, "gpu_memory_utilization shares out a GPU's memory"),
         ("smaller_model", {}, "the inventory names no smaller model (kvtrial_smaller_model)"),
     ],
@@ -109,6 +114,41 @@ def test_an_arm_that_a_host_can_not_run_is_refused_with_the_reason(arm, host, sa
     with pytest.raises(UnusableInput, match="host h1") as refused:
         refuse_arms("h1", cpu_host(**host), protocol)
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("arm", ["offload_prompts", "offload_all"])
+@pytest.mark.parametrize(
+    ("version", "guarded"), [("0.24.0", True), ("0.26.0", True), ("0.29.3", True), ("0.30.0", False)]
+)
+def test_where_a_connector_corrupts_the_count_every_arm_has_the_guard(arm, version, guarded):
+    plan = planned(arms=["more_kv", arm], host={"backend": "cuda", "vllm_version": version})
+    for launch in plan.hosts[0].launches.values():
+        assert ("--no-async-scheduling" in launch.argv) is guarded, launch.arm
+
+
+def test_a_ladder_without_a_connector_needs_no_guard():
+    plan = planned(host={"backend": "cuda", "vllm_version": "0.26.0"})
+    assert not any("--no-async-scheduling" in launch.argv for launch in plan.hosts[0].launches.values())
+
+
+def test_the_container_inventorys_sizes_preempt_on_its_gpu():
+    """Its sizes are known to the protocol, its graphs cover every level, and each arm has its onset."""
+    name = ROOT / "inventories" / "gpu_container" / "group_vars" / "all" / "10-container.yml"
+    settings = yaml.safe_load(name.read_text())
+    sizes = settings["container_ladder_sizes"] | {"tier_bytes": 28 * 134217728, "ram_tolerance_percent": 10}
+    args = {"block-size": 16, "max-model-len": 16640} | settings["container_ladder_args"]
+    host = {"backend": "cuda", "vllm_version": "0.26.0", "sizes": sizes, "engine_args": args}
+    host["model"] = ModelInput("m", "/m", "r", 114688, "random", 32, 126)
+    plan = planned(arms=["more_kv", "fewer_seqs", "offload_all"], pairs=6, host=host).hosts[0]
+    assert {arm: (onset.kind, onset.low) for arm, onset in plan.ladder.onset.items()} == {
+        "base": ("exact", 10),
+        "more_kv": ("exact", 19),
+        "fewer_seqs": ("never", None),
+        "offload_all": ("exact", 10),
+    }
+    assert set(plan.ladder.levels.values()) <= set(args["compilation-config"]["cudagraph_capture_sizes"])
+    stored = sizes["requests"] * (sizes["prompt_tokens"] + sizes["output_tokens"]) * 114688
+    assert stored < 0.8 * sizes["tier_bytes"]
 
 
 def test_two_gpus_run_what_needs_two():
