@@ -62,9 +62,9 @@ def judge_moved(
 ) -> Moved:
     """Whether queueing took what preemption gave, from seconds per request by pair: (of the arm, of the control).
 
-    Given: how much less time requests stall. Taken: how much longer they queue. MOVED is said when the interval of what
-    was taken lies above 0 and what was given is not shown to be more than that: the interval of taken − given reaches
-    0. Without six pairs nothing is said either way (None).
+    Given: how much less time requests stall. Taken: how much longer they queue. MOVED is said when the intervals of both
+    lie above 0 and what was given is not shown to be more than what was taken: the interval of taken − given reaches 0.
+    Without six pairs nothing is said either way (None).
     """
     given = [-value for value in differences(*stall)]
     taken = differences(*queue)
@@ -72,7 +72,7 @@ def judge_moved(
     if not net:
         return Moved(arm, against, None, None, None, None, None, None, None, 0, "no pair has both times")
     gave, took, left = (hodges_lehmann(values) for values in (given, taken, net))
-    moved = None if left.pairs < LEAST_PAIRS else took.low > 0 and left.high >= 0
+    moved = None if left.pairs < LEAST_PAIRS else gave.low > 0 and took.low > 0 and left.high >= 0
     return Moved(
         arm=arm,
         against=against,

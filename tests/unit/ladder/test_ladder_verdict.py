@@ -24,6 +24,12 @@ def compared(verdict, arm, metric):
     return next(c for c in verdict.comparisons if c.arm == arm and c.metric == metric)
 
 
+def test_an_arm_that_gave_nothing_moved_nothing():
+    more_stall = ([0.11, 0.12, 0.13, 0.12, 0.11, 0.13], [0.10] * 6)
+    microseconds = ([3e-5, 2e-5, 4e-5, 3e-5, 2e-5, 3e-5], [1e-5] * 6)
+    assert judge_moved("a", "b", more_stall, microseconds).moved is False
+
+
 def test_more_kv_memory_is_better_on_preemptions_by_a_difference_per_1000_requests(verdict):
     assert verdict.verdict == "BETTER", verdict.reason
     primary = compared(verdict, "more_kv", "preemptions_per_1000_requests")
