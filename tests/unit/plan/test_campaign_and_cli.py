@@ -353,6 +353,31 @@ def test_check_refuses_and_passes_by_exit_status(tmp_path, capsys):
     assert main(["check", str(tmp_path / "none.yml")]) == 2
 
 
+def test_a_launch_file_with_wrong_types_is_a_sentence(tmp_path, capsys):
+    path = tmp_path / "launch.yml"
+    wrong = {"{a: {args: [m]}, b: 3}": "Arm b: 3 is not", "[]": "has arms: [], which is no mapping"}
+    for arms, said in wrong.items():
+        path.write_text(f"host: {{}}\nvllm: {{version: 0.32.0}}\narms: {arms}\n")
+        assert main(["check", str(path)]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_fault_of_kvtrial_is_a_sentence_and_its_traceback_is_shown_when_asked_for(tmp_path, capsys, monkeypatch):
+    def faulty(name):
+        raise ZeroDivisionError("by\nnothing")
+
+    monkeypatch.setattr("kvtrial.analysis.cli.json_schema", faulty)
+    assert main(["schema", "record"]) == 2
+    said = capsys.readouterr().err
+    assert "kvtrial schema failed by a fault in kvtrial" in said
+    assert "(ZeroDivisionError: by nothing)" in said
+    assert "KVTRIAL_TRACEBACK=1" in said
+    assert said.count("\n") == 1
+    monkeypatch.setenv("KVTRIAL_TRACEBACK", "1")
+    assert main(["schema", "record"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
 def test_hazards_and_schemas_print(capsys):
     assert main(["hazards", "--vllm", "0.26.0"]) == 0
     assert "#49674" in capsys.readouterr().out
