@@ -407,6 +407,12 @@ def test_the_cpu_engine_wants_a_spec_of_its_own_and_blocks_of_32():
             "Arm variant: --kv-transfer-config",
         ),
         ({"version": "0.32.0"}, {"variant": {"args": ["m", "--kv-offloading-size", "4G"]}}, "is not a number"),
+        ({"version": "0.32.0"}, {"variant": {"args": ["m", "--kv-offloading-size", "1e308"]}}, "is not a number"),
+        (
+            {"version": "0.32.0"},
+            {"variant": {"args": ["m", "--kv-transfer-config.a", "1", "--kv-transfer-config.a.b", "2"]}},
+            r"--kv-transfer-config\.a\.b lies inside a",
+        ),
         (
             {"version": "0.32.0"},
             {"variant": {"args": ["m", "--block-size", "big"]}},
