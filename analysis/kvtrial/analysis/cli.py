@@ -17,6 +17,7 @@ import yaml
 import kvtrial
 from kvtrial.analysis import campaign as campaigns
 from kvtrial.analysis.check import check_launches
+from kvtrial.analysis.launch_arm import ended
 from kvtrial.analysis.reproduce import reproduce
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.hazards import hazards_of
@@ -93,7 +94,7 @@ def check(options: argparse.Namespace) -> int:
         print(json.dumps(answer, indent=1))
     else:
         for finding in findings:
-            print(f"{finding.severity} {finding.class_} ({finding.arm}): {finding.reason} {finding.do}")
+            print(f"{finding.severity} {finding.class_} ({finding.arm}): {ended(finding.reason)} {finding.do}")
         print("refused" if refused else "nothing forbids these launches")
     return REFUSED if refused else 0
 

@@ -37,6 +37,12 @@ class Finding(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     do: str
 
 
+def ended(reason: str) -> str:
+    """A reason with one mark at its end, so that another sentence can follow."""
+    bare = reason.rstrip(".")
+    return bare if bare.endswith("?") else f"{bare}."
+
+
 class KnownModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes of KV cache a token takes."""
 
