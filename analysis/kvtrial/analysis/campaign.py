@@ -35,6 +35,7 @@ from kvtrial.analysis.inputs import Request, read_request
 from kvtrial.analysis.laddering import ladder_lines
 from kvtrial.analysis.plan import findings, for_host, make_plan, requested_protocol
 from kvtrial.analysis.prices import Prices
+from kvtrial.analysis.protocols import is_path
 from kvtrial.analysis.report import build_report
 from kvtrial.analysis.summary import to_frame
 from kvtrial.analysis.textfile import to_textfile
@@ -54,11 +55,28 @@ EXIT_STATUS = {"INVALID": 4, "INCONCLUSIVE": 3}
 UNUSABLE = 2
 SAME_NUMBER = 1e-9
 """Relative difference up to which two forms of one number are the same."""
+KEPT_OF_A_HOST = (
+    "backend", "vllm_version", "engine_args", "engine_env", "connector_extra_config", "sizes", "limits",
+    "client_cpus",
+)  # fmt: skip
+"""Settings of a host that a command line may give as well and that change what is run."""
 RUN_NAME = re.compile(r"p\d{2,}-\d+-[A-Za-z0-9_]+")
 
 
+class Asked(Struct, frozen=True):
+    """What inventory and command line gave, as far as the plan does not tell it: for who does the campaign again.
+
+    `protocol`: its name, or the path of its file. `request` and each of `hosts`: by the names of the variables, without
+    kvtrial_ in front.
+    """
+
+    protocol: str
+    request: dict[str, Any]
+    hosts: dict[str, dict[str, Any]]
+
+
 class Campaign(Struct, frozen=True):
-    """campaign.json: what was decided, once, and from what."""
+    """campaign.json: what was decided, once, and from what. `asked` None: made by a release that did not keep it."""
 
     schema_version: str
     campaign: str
@@ -68,6 +86,7 @@ class Campaign(Struct, frozen=True):
     provenance: dict[str, Any]
     own_hit_share: float | None
     prices: Prices | None = None
+    asked: Asked | None = None
 
 
 class HostState(Struct, frozen=True):
@@ -256,12 +275,26 @@ def _create(results: Path, request: Request, plan: Plan, digest: str) -> Campaig
     write_atomically(results / name / "campaign.json", msgspec.json.format(msgspec.json.encode(campaign), indent=1))
     return campaign
 
+        asked=_asked(request),
 
 def read_campaign(directory: Path) -> Campaign:
     """campaign.json of a folder. Raises UnusableInput if there is none, or it is damaged or newer."""
     path = directory / "campaign.json"
     try:
         raw = path.read_bytes()
+def _asked(request: Request) -> Asked:
+    path = is_path(request.protocol)
+    settings = {name: getattr(request, name) for name in ("ladder", "objectives", "prices", "own_hit_share")}
+    return Asked(
+        protocol=str(Path(request.protocol).resolve()) if path else request.protocol,
+        request={name: msgspec.to_builtins(value) for name, value in settings.items() if value not in (None, {})},
+        hosts={
+            name: {setting: getattr(host, setting) for setting in KEPT_OF_A_HOST}
+            for name, host in sorted(request.hosts.items())
+        },
+    )
+
+
     except (FileNotFoundError, NotADirectoryError):
         raise UnusableInput(f"{directory} holds no campaign.json; give a folder under results/.") from None
     try:

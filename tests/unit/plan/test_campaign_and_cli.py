@@ -1,8 +1,10 @@
 """A campaign on disk: prepared, resumed, taken in whole, concluded; and the exit status of `kvtrial analyze`."""
 
 import json
+import shlex
 import shutil
 import tarfile
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -374,6 +376,61 @@ def test_a_fault_of_kvtrial_is_a_sentence_and_its_traceback_is_shown_when_asked_
     assert "KVTRIAL_TRACEBACK=1" in said
     assert said.count("\n") == 1
     monkeypatch.setenv("KVTRIAL_TRACEBACK", "1")
+def printed_command(directory, capsys) -> tuple[list[str], str]:
+    """The values of -e in the command that reproduce prints, and all it said."""
+    assert main(["reproduce", str(next(directory.glob("runs/h1/*")))]) == 0
+    said = capsys.readouterr().out
+    words = shlex.split(next(line for line in said.splitlines() if line.startswith(".venv")))
+    return [word for flag, word in pairwise(words) if flag == "-e"], said
+
+
+def test_the_command_of_reproduce_makes_the_same_plan_from_a_bare_inventory(tmp_path, capsys):
+    mine = tmp_path / "mine.yml"
+    mine.write_text('schema_version: "1.0"\nname: my_own\nextends: offload_return\ntitle: t\nquestion: q?\n')
+    asked = {"engine_args": {"max-num-seqs": 3}, "engine_env": {"A": "b"}, "vllm_version": "0.31.0",
+             "connector_extra_config": {"eviction_policy": "arc"}, "limits": {"deadline_seconds": 9000},
+             "client_cpus": "none"}  # fmt: skip
+    made = prepared(tmp_path, protocol=str(mine), seed=7, pairs=6, **asked)
+    directory = Path(made["directory"])
+    for record in as_planned(directory, honest_records()):
+        write_run(directory / "runs" / "h1" / record.run, record)
+    extra, said = printed_command(directory, capsys)
+    given: dict[str, object] = {}
+    for word in extra:
+        given |= json.loads(word) if word.startswith("{") else dict([word.split("=", 1)])
+    top = {"protocol": given.pop("protocol"), "seed": int(given.pop("kvtrial_seed")),
+           "pairs": int(given.pop("kvtrial_pairs")), "arms": given.pop("kvtrial_arms")}  # fmt: skip
+    assert given.pop("kvtrial_new_campaign") == "true"
+    assert given.pop("kvtrial_hosts") == "h1"
+    bare = {**request()["hosts"]["h1"], **{name.removeprefix("kvtrial_"): value for name, value in given.items()}}
+    again = {**request(hosts={"h1": bare}, **top), "results_dir": str(tmp_path / "again")}
+    assert campaign.prepare(again)["plan_sha256"] == made["plan_sha256"]
+    assert "the project's commit is not kept" in said
+    mine.unlink()
+    assert f"# not in this command: the protocol's file {mine}" in printed_command(directory, capsys)[1]
+
+
+def test_reproduce_says_the_commit_and_what_its_command_cannot_carry(tmp_path, capsys):
+    hosts = {"h1": request()["hosts"]["h1"], "h2": request(engine_env={"A": "b"})["hosts"]["h1"]}
+    asked = {**request(hosts=hosts), "results_dir": str(tmp_path), "project": {"commit": "c" * 40, "dirty": True}}
+    directory = Path(campaign.prepare(asked)["directory"])
+    for record in as_planned(directory, honest_records()):
+        write_run(directory / "runs" / "h1" / record.run, record)
+    extra, said = printed_command(directory, capsys)
+    assert f"commit {'c' * 40}, with changes that were not committed" in said
+    assert "# not in this command: what hosts differ in (kvtrial_engine_env)" in said
+    settings = json.loads(next(word for word in extra if word.startswith("{")))
+    assert "kvtrial_engine_args" in settings
+    assert "kvtrial_engine_env" not in settings
+    assert settings["kvtrial_hosts"] == "h1,h2"
+    path = directory / "campaign.json"
+    old = {name: value for name, value in json.loads(path.read_text()).items() if name != "asked"}
+    path.write_text(json.dumps(old))
+    assert "this campaign was made before they were kept" in printed_command(directory, capsys)[1]
+    path.unlink()
+    assert "campaign.json is not beside" in printed_command(directory, capsys)[1]
+
+
     assert main(["schema", "record"]) == 2
     assert "Traceback" in capsys.readouterr().err
 
