@@ -7,7 +7,7 @@ results/CAMPAIGN/runs/HOST/RUN/         records as the host wrote them
 results/CAMPAIGN/hosts/HOST.json        how the host program stood when it was last fetched
 results/CAMPAIGN/lost.json              hosts of the inventory that could not be planned
 results/CAMPAIGN/{verdict.json,…}       what they mean; written anew at each conclusion
-results/latest                          link to the newest
+results/latest                          link to the newest that something was fetched of
 """
 
 import hashlib
@@ -176,7 +176,6 @@ def _prepare(request: Request, plan: Plan, traces: Traces) -> dict[str, Any]:
             {"path": str(directory / file), "file": file, "sha256": sha256_of_file(directory / file)}
             for file in files_of_traces(host_plan)
         ]
-    _link_latest(results, directory)
     return {
         "campaign": campaign.campaign,
         "directory": str(directory),
@@ -399,6 +398,8 @@ def collect(directory_name: str, host: str, archive: str | None, state: dict[str
         write_atomically(directory / "hosts" / f"{host}.json", msgspec.json.encode(stood))
     return {"host": host, "added": added, "runs": sorted(_finished_runs(directory, host))}
 
+    # Not when it is planned: a campaign that a host then refuses, since another one runs there, has nothing to show.
+    _link_latest(directory.parent, directory)
 
 class _Files(Struct, frozen=True):
     """Of a record only the files that it names."""
