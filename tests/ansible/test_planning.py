@@ -73,6 +73,8 @@ def test_extra_variables_that_ansible_takes_pass(tmp_path):
 
 
 def test_what_ansible_wrote_is_shown_from_its_beginning_and_without_terminal_escapes():
-    said = _ended_before_a_task(Path("i"), "\x1b[1;31m[ERROR]: the role x was not found\nin y\x1b[0m" + " z" * 900)
+    said = _ended_before_a_task(
+        Path("inventories/local"), "\x1b[1;31m[ERROR]: the role x was not found\nin y\x1b[0m" + " z" * 900
+    )
     assert said.startswith("Ansible ended before the plan: the role x was not found in y z")
     assert "\x1b" not in said

@@ -362,7 +362,7 @@ def test_a_tier_that_may_keep_what_is_old_must_hold_the_whole_run():
 def test_pressure_of_one_length_is_refused_by_its_own_name():
     sentence = refusal(**lengths(114688, sizes={"pressure_2k": 8}))
     assert "pressure_2k takes 1032 blocks" in sentence
-    assert "the size pressure_2k to 22 prompts or more" in sentence
+    assert 'send 22 prompts or more there: -e \'{"kvtrial_sizes": {"pressure_2k": 22}}\'' in sentence
 
 
 def test_a_hit_of_one_length_must_still_be_in_the_gpu_cache():
