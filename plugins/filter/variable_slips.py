@@ -10,13 +10,14 @@ from ansible_collections.kvtrial.vllm.plugins.module_utils import variable_names
 
 @functools.lru_cache(maxsize=4)
 def _known(root):
-    return frozenset(variable_names.known_names(root)), variable_names.prefixes(root)
+    known = frozenset(variable_names.known_names(root))
+    return known, variable_names.prefixes(root), frozenset(variable_names.settings(root))
 
 
 def variable_slips(names, root, own=(), removed=None):
     """Sentences about names that the project does not know; see module_utils/variable_names."""
-    known, of_the_project = _known(root)
-    return variable_names.slips(list(names), known, set(own), of_the_project, removed)
+    known, of_the_project, settable = _known(root)
+    return variable_names.slips(list(names), known, set(own), of_the_project, removed, settable)
 
 
 class FilterModule:

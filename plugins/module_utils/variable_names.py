@@ -14,6 +14,10 @@ import yaml
 REMOVED = {}
 
 
+# Read beside their long names, and documented so.
+SHORT = ("protocol", "arms")
+
+
 def prefixes(root):
     """The prefixes of the project's variables: its own and its roles'."""
     roles = sorted(
@@ -43,8 +47,21 @@ def known_names(root):
     return names
 
 
-def slips(names, known, own, of_the_project, removed=None):
-    """Sentences about names that nobody reads: former ones and unknown ones with a prefix of the project's."""
+def settings(root):
+    """Names that users give on the command line or in an inventory: the pins, and what playbooks take by default."""
+    with open(os.path.join(root, "group_vars", "all", "pins.yml"), encoding="utf-8") as file:
+        names = set(yaml.safe_load(file) or {})
+    for path in glob.glob(os.path.join(root, "playbooks", "*.yml")):
+        with open(path, encoding="utf-8") as file:
+            names |= set(re.findall(r"\b(kvtrial_[a-z0-9_]+) *\| *default\(", file.read()))
+    return {name for name in names if name.startswith("kvtrial_")}
+
+
+def slips(names, known, own, of_the_project, removed=None, settable=()):
+    """Sentences about names that nobody reads: former ones and unknown ones with a prefix of the project's.
+
+    A name that is one of `settable` without its prefix is a slip as well, but for the two that are read.
+    """
     removed = REMOVED if removed is None else removed
     sentences = []
     for name in sorted(names):
@@ -52,5 +69,7 @@ def slips(names, known, own, of_the_project, removed=None):
             sentences.append("%s was removed; set %s" % (name, removed[name]))
         elif name.startswith(of_the_project) and name not in known and name not in own:
             near = difflib.get_close_matches(name, sorted(n for n in known if n.startswith(of_the_project)), 1, 0.6)
-            sentences.append("%s is unknown%s" % (name, "; did you mean %s?" % near[0] if near else ""))
+            sentences.append("%s is unknown%s" % (name, " (did you mean %s?)" % near[0] if near else ""))
+        elif "kvtrial_" + name in settable and not name.startswith(of_the_project) and name not in (*SHORT, *own):
+            sentences.append("%s is read by nobody (did you mean kvtrial_%s?)" % (name, name))
     return sentences

@@ -15,14 +15,21 @@ TABLE = yaml.safe_load((ROOT / "analysis/kvtrial/record/data/cuda.yml").read_tex
 
 def slips(names, own=(), removed=None):
     known, prefixes = variable_names.known_names(str(ROOT)), variable_names.prefixes(str(ROOT))
-    return variable_names.slips(names, known, set(own), prefixes, removed)
+    settable = variable_names.settings(str(ROOT))
+    return variable_names.slips(names, known, set(own), prefixes, removed, settable)
 
 
 def test_a_misspelt_name_is_named_with_the_one_that_was_meant():
-    assert slips(["kvtrial_pais"]) == ["kvtrial_pais is unknown; did you mean kvtrial_pairs?"]
-    assert slips(["nvidia_driver_verson"])[0].endswith("did you mean nvidia_driver_version?")
+    assert slips(["kvtrial_pais"]) == ["kvtrial_pais is unknown (did you mean kvtrial_pairs?)"]
+    assert slips(["nvidia_driver_verson"])[0].endswith("(did you mean nvidia_driver_version?)")
     assert slips(["kvtrial_shape"], own=["kvtrial_shape"]) == []
-    assert slips(["my_own", "ansible_host", "protocol"]) == []
+    assert slips(["my_own", "ansible_host", "protocol", "arms", "model_revision"]) == []
+
+
+@pytest.mark.parametrize("name", ["pairs", "seed", "sizes", "hosts", "purge", "trace"])
+def test_a_short_name_that_nobody_reads_is_named_with_its_long_one(name):
+    assert slips([name]) == [f"{name} is read by nobody (did you mean kvtrial_{name}?)"]
+    assert slips([name], own=[name]) == []
 
 
 def test_a_removed_name_is_named_with_its_replacement():
@@ -50,7 +57,8 @@ def test_every_name_in_our_inventories_is_known(inventory, tools):
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ("kvtrial_pais=2", "this-machine: kvtrial_pais is unknown; did you mean kvtrial_pairs?"),
+        ("kvtrial_pais=2", "this-machine: kvtrial_pais is unknown (did you mean kvtrial_pairs?)"),
+        ("pairs=2", "this-machine: pairs is read by nobody (did you mean kvtrial_pairs?)"),
         ("kvtrial_model_manifest_revison=x", "did you mean kvtrial_model_manifest_revision?"),
     ],
 )

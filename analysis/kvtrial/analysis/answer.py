@@ -8,6 +8,7 @@ from typing import Literal
 from kvtrial.record.calibration import NOT_CALIBRATED
 from kvtrial.record.verdict import BreakEven, ComparisonResult, FoundBreakEven, GateResult, TimeBudget, Verdict
 
+NO_RECORD = "has no record of"
 NOT_MEASURED = "not measured"
 SIGNIFICANT_P = 0.05
 LARGEST_PERCENT_AS_PERCENT = 1.5
@@ -416,9 +417,9 @@ def headline(verdict: Verdict) -> str:
     return sentence(f"{subject} {size_in_words(primary)} {against_of(primary)}")
 
 
-def _of_the_client(verdict: Verdict) -> list[str]:
-    """What must be said of the client's times beside the evidence: that nobody knows how far they are off."""
-    return [caveat for caveat in verdict.caveats if caveat.startswith(NOT_CALIBRATED)]
+def _beside_the_evidence(verdict: Verdict) -> list[str]:
+    """What must be said beside the evidence: that nobody knows how far the client is off, which records are gone."""
+    return [caveat for caveat in verdict.caveats if caveat.startswith(NOT_CALIBRATED) or NO_RECORD in caveat]
 
 
 def evidence_text(verdict: Verdict) -> str:
@@ -595,7 +596,9 @@ def ten_lines(verdict: Verdict, directory: str) -> list[str]:
     The order follows the verdict: an answer is followed by its size and cost, a missing answer by its cause.
     """
     first = _verdict_line(verdict)
-    evidence = " ".join([f"Evidence: {sentence(evidence_text(verdict))}", *map(sentence, _of_the_client(verdict))])
+    evidence = " ".join(
+        [f"Evidence: {sentence(evidence_text(verdict))}", *map(sentence, _beside_the_evidence(verdict))]
+    )
     noise = _labelled("Limit", noise_text(primary_of(verdict.comparisons)))
     elsewhere = _labelled("Elsewhere", elsewhere_text(verdict))
     if verdict.tier_budget is not None:

@@ -7,7 +7,7 @@ results/CAMPAIGN/runs/HOST/RUN/         records as the host wrote them
 results/CAMPAIGN/hosts/HOST.json        how the host program stood when it was last fetched
 results/CAMPAIGN/lost.json              hosts of the inventory that could not be planned
 results/CAMPAIGN/{verdict.json,…}       what they mean; written anew at each conclusion
-results/latest                          link to the newest
+results/latest                          link to the newest that something was fetched of
 """
 
 import hashlib
@@ -29,12 +29,13 @@ import msgspec
 from msgspec import Struct
 
 import kvtrial
-from kvtrial.analysis.answer import cause, ten_lines
+from kvtrial.analysis.answer import NO_RECORD, cause, ten_lines
 from kvtrial.analysis.export import write_summary
 from kvtrial.analysis.inputs import Request, read_request
 from kvtrial.analysis.laddering import ladder_lines
-from kvtrial.analysis.plan import findings, for_host, make_plan, requested_protocol
+from kvtrial.analysis.plan import PROMPT_ONLY, findings, for_host, make_plan, requested_protocol
 from kvtrial.analysis.prices import Prices
+from kvtrial.analysis.protocols import is_path
 from kvtrial.analysis.report import build_report
 from kvtrial.analysis.summary import to_frame
 from kvtrial.analysis.textfile import to_textfile
@@ -54,11 +55,28 @@ EXIT_STATUS = {"INVALID": 4, "INCONCLUSIVE": 3}
 UNUSABLE = 2
 SAME_NUMBER = 1e-9
 """Relative difference up to which two forms of one number are the same."""
+KEPT_OF_A_HOST = (
+    "backend", "vllm_version", "engine_args", "engine_env", "connector_extra_config", "sizes", "limits",
+    "client_cpus",
+)  # fmt: skip
+"""Settings of a host that a command line may give as well and that change what is run."""
 RUN_NAME = re.compile(r"p\d{2,}-\d+-[A-Za-z0-9_]+")
 
 
+class Asked(Struct, frozen=True):
+    """What inventory and command line gave, as far as the plan does not tell it: for who does the campaign again.
+
+    `protocol`: its name, or the path of its file. `request` and each of `hosts`: by the names of the variables, without
+    kvtrial_ in front.
+    """
+
+    protocol: str
+    request: dict[str, Any]
+    hosts: dict[str, dict[str, Any]]
+
+
 class Campaign(Struct, frozen=True):
-    """campaign.json: what was decided, once, and from what."""
+    """campaign.json: what was decided, once, and from what. `asked` None: made by a release that did not keep it."""
 
     schema_version: str
     campaign: str
@@ -68,6 +86,7 @@ class Campaign(Struct, frozen=True):
     provenance: dict[str, Any]
     own_hit_share: float | None
     prices: Prices | None = None
+    asked: Asked | None = None
 
 
 class HostState(Struct, frozen=True):
@@ -157,7 +176,6 @@ def _prepare(request: Request, plan: Plan, traces: Traces) -> dict[str, Any]:
             {"path": str(directory / file), "file": file, "sha256": sha256_of_file(directory / file)}
             for file in files_of_traces(host_plan)
         ]
-    _link_latest(results, directory)
     return {
         "campaign": campaign.campaign,
         "directory": str(directory),
@@ -217,6 +235,12 @@ def announcement(request: Request, plan: Plan, resumed: Path | None, traces: Tra
         for finding in findings(request.hosts[host.host], protocol):
             if finding.severity == "warn":
                 lines.append(f"{host.host}, arm {finding.arm}: warning: {finding.reason}")
+        lines += [
+            f"{host.host}, arm {arm}: warning: {PROMPT_ONLY} is set by the protocol, so what is measured is not the "
+            f"tier as the engine has it."
+            for arm, launch in host.launches.items()
+            if any(PROMPT_ONLY in word for word in launch.argv)
+        ]
     return lines
 
 
@@ -251,10 +275,24 @@ def _create(results: Path, request: Request, plan: Plan, digest: str) -> Campaig
         },
         own_hit_share=request.own_hit_share,
         prices=request.prices,
+        asked=_asked(request),
     )  # fmt: skip
     (results / name).mkdir()
     write_atomically(results / name / "campaign.json", msgspec.json.format(msgspec.json.encode(campaign), indent=1))
     return campaign
+
+
+def _asked(request: Request) -> Asked:
+    path = is_path(request.protocol)
+    settings = {name: getattr(request, name) for name in ("ladder", "objectives", "prices", "own_hit_share")}
+    return Asked(
+        protocol=str(Path(request.protocol).resolve()) if path else request.protocol,
+        request={name: msgspec.to_builtins(value) for name, value in settings.items() if value not in (None, {})},
+        hosts={
+            name: {setting: getattr(host, setting) for setting in KEPT_OF_A_HOST}
+            for name, host in sorted(request.hosts.items())
+        },
+    )
 
 
 def read_campaign(directory: Path) -> Campaign:
@@ -360,6 +398,8 @@ def collect(directory_name: str, host: str, archive: str | None, state: dict[str
                 added.append(path.name)
         shutil.rmtree(incoming)
         sync_directory(target)
+    # Not when it is planned: a campaign that a host then refuses, since another one runs there, has nothing to show.
+    _link_latest(directory.parent, directory)
     if state is not None:
         (directory / "hosts").mkdir(exist_ok=True)
         stood = HostState(host=host, state=str(state.get("state", "unreachable")), reason=str(state.get("reason", "")))
@@ -426,6 +466,7 @@ def read_records(directory: Path) -> dict[str, list[RunRecord]]:
     records: dict[str, list[RunRecord]] = {}
     campaign = read_campaign(directory)
     digests = _host_plan_digests(directory)
+    _refuse_runs_without_record(directory)
     for path in sorted(directory.glob("runs/*/p*/record.json")):
         check_digests(path.parent)
         raw = path.read_bytes()
@@ -439,6 +480,31 @@ def read_records(directory: Path) -> dict[str, list[RunRecord]]:
             _refuse_edited(path, phase)
         records.setdefault(path.parent.parent.name, []).append(record)
     return records
+
+
+def _refuse_runs_without_record(directory: Path) -> None:
+    """Raise UnusableInput for a run's folder without its record: it was fetched whole, so the record was removed."""
+    for path in sorted(directory.glob("runs/*/p*")):
+        if path.is_dir() and RUN_NAME.fullmatch(path.name) and not (path / "record.json").is_file():
+            raise UnusableInput(
+                f"{path / 'record.json'} is missing: the run was fetched whole, so it was removed; restore it, or take "
+                f"the folder {path} out, and the run counts as missing."
+            )
+
+
+def _missing_runs(directory: Path, campaign: Campaign) -> list[str]:
+    """A sentence for each finished host that planned runs have no record of."""
+    finished = {state.host for state in _host_states(directory) if state.state == "finished"}
+    said = []
+    for host in campaign.plan.hosts:
+        there = set(_finished_runs(directory, host.host))
+        gone = [run.run for run in host.runs if not run.spare and run.run not in there]
+        if gone and host.host in finished:
+            said.append(
+                f"{host.host} {NO_RECORD} {', '.join(gone)}, though it finished; the pair is not counted, and "
+                f"the time it took is among the rest"
+            )
+    return said
 
 
 def _host_plan_digests(directory: Path) -> dict[str, str]:
@@ -512,7 +578,7 @@ def analyze(directory: Path) -> Verdict:
     """The verdict of a campaign from its records alone."""
     campaign = read_campaign(directory)
     records = read_records(directory)
-    return conclude_verdict(
+    verdict = conclude_verdict(
         campaign.plan.protocol,
         records,
         campaign.campaign,
@@ -523,6 +589,7 @@ def analyze(directory: Path) -> Verdict:
         campaign_seconds=_campaign_seconds(directory),
         lost_hosts=lost_hosts_of(directory),
     )
+    return msgspec.structs.replace(verdict, caveats=[*_missing_runs(directory, campaign), *verdict.caveats])
 
 
 def _campaign_seconds(directory: Path) -> float | None:

@@ -12,9 +12,10 @@ from kvtrial.analysis.check_connector import check_connector
 from kvtrial.analysis.check_host import check_host
 from kvtrial.analysis.check_sizes import check_sizes
 from kvtrial.analysis.launch_arm import Arm, Backend, Finding, read_arm
-from kvtrial.record.errors import UnusableInput
+from kvtrial.analysis.launch_file import OTHER_PLATFORMS, refuse_unreadable
 from kvtrial.record.hazards import hazards_for
 from kvtrial.record.launch import parse_vllm_args
+from kvtrial.record.versions import release
 
 __all__ = ["Finding", "check_launches", "parse_vllm_args"]
 
@@ -28,18 +29,19 @@ def check_launches(
     """Findings on the arms of a trial, refusals first; none means nothing known speaks against starting it.
 
     host: facts such as driver_version, glibc, python, gpu_memory_mib, ram_available_bytes, dev_shm_free_bytes; what is
-    absent is not checked. vllm: `version`, and optionally `backend` (cuda or cpu), `source`, `cuda`. arms: name ->
-    {args: [...], env: {...}}; the first, or the one named control, is what the others are held against. model:
-    `kv_bytes_per_token`. Raises UnusableInput where these can't be read.
+    absent is not checked, rocm and xpu say that there is another GPU. vllm: `version`, and optionally `backend` (cuda
+    or cpu), `source`, `cuda`. arms: name -> {args: [...], env: {...}}; the first, or the one named control, is what the
+    others are held against. model: `kv_bytes_per_token`. Raises UnusableInput where these can't be read.
     """
-    if "version" not in vllm:
-        raise UnusableInput("vllm.version is missing; give the version that /version prints, such as 0.32.0.")
-    if not arms:
-        raise UnusableInput("arms is empty; give control and at least one variant, each with args and env.")
+    refuse_unreadable(host, vllm, arms, model)
     version = str(vllm["version"])
+    release(version)
+    if platform := OTHER_PLATFORMS.get(vllm.get("backend", "cuda")):
+        return [_platform_unsupported(f"vllm.backend={vllm['backend']} is {platform}", {"backend": vllm["backend"]})]
     backend: Backend = "cpu" if vllm.get("backend") == "cpu" else "cuda"
     read = [read_arm(name, spec, version, backend, model) for name, spec in arms.items()]
-    findings = list(check_host(host, vllm, version, backend))
+    findings = list(_check_platform(host, backend))
+    findings += check_host(host, vllm, version, backend)
     for arm in read:
         findings += check_connector(arm)
         findings += check_sizes(arm, host)
@@ -47,6 +49,24 @@ def check_launches(
     findings += check_comparable(read)
     findings += _check_hazards(read, version, backend)
     return sorted(findings, key=lambda finding: finding.severity != "refuse")
+
+
+def _check_platform(host: Mapping[str, Any], backend: Backend) -> Iterator[Finding]:
+    """Findings on accelerators that a CUDA build can't use; to the CPU engine they are no matter."""
+    there = [name for name in OTHER_PLATFORMS if host.get(name)] if backend == "cuda" else []
+    for name in there:
+        yield _platform_unsupported(f"host.{name} is true: the host has {OTHER_PLATFORMS[name]}", {name: True})
+
+
+def _platform_unsupported(reason: str, numbers: dict[str, Any]) -> Finding:
+    return Finding(
+        "platform_unsupported",
+        "refuse",
+        None,
+        f"{reason}; settings are tried on NVIDIA GPUs (cuda) and on the CPU engine (cpu) alone.",
+        numbers,
+        "Take a host with an NVIDIA GPU, or vllm.backend: cpu.",
+    )
 
 
 def _check_hazards(arms: list[Arm], version: str, backend: Backend) -> Iterator[Finding]:

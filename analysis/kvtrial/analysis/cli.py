@@ -1,8 +1,13 @@
-"""The command `kvtrial`. Exit status of analyze: 0 verdict, 3 INCONCLUSIVE, 4 INVALID, 2 unusable input."""
+"""The command `kvtrial`. Exit status of analyze: 0 verdict, 3 INCONCLUSIVE, 4 INVALID, 2 unusable input.
+
+A fault of kvtrial itself ends with 2 as well: nothing was decided, and 4 would be read as INVALID.
+"""
 
 import argparse
 import json
+import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +17,7 @@ import yaml
 import kvtrial
 from kvtrial.analysis import campaign as campaigns
 from kvtrial.analysis.check import check_launches
+from kvtrial.analysis.launch_arm import ended
 from kvtrial.analysis.reproduce import reproduce
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.hazards import hazards_of
@@ -19,6 +25,8 @@ from kvtrial.record.schemas import SCHEMAS, json_schema
 from kvtrial.record.versions import outside_read_range
 
 REFUSED = 4
+INTERRUPTED = 130
+SHOW_TRACEBACK = "KVTRIAL_TRACEBACK"
 
 
 def analyze(options: argparse.Namespace) -> int:
@@ -71,8 +79,10 @@ def show_reproduce(options: argparse.Namespace) -> int:
 def check(options: argparse.Namespace) -> int:
     """Check both arms' launch on a host, as preflight does. Exit status 4 if it must be refused."""
     raw = _yaml(options.launch)
-    if missing := [name for name in ("host", "vllm", "arms") if not isinstance(raw.get(name), dict)]:
-        raise UnusableInput(f"{options.launch} lacks {missing[0]}; it must be a mapping with host, vllm and arms.")
+    for name in ("host", "vllm", "arms"):
+        if not isinstance(raw.get(name), dict):
+            said = f"lacks {name}" if name not in raw else f"has {name}: {raw[name]!r}, which is no mapping"
+            raise UnusableInput(f"{options.launch} {said}; it must hold the mappings host, vllm and arms.")
     findings = check_launches(raw["host"], raw["vllm"], raw["arms"], raw.get("model"))
     refused = any(finding.severity == "refuse" for finding in findings)
     answer = {
@@ -84,7 +94,7 @@ def check(options: argparse.Namespace) -> int:
         print(json.dumps(answer, indent=1))
     else:
         for finding in findings:
-            print(f"{finding.severity} {finding.class_} ({finding.arm}): {finding.reason} {finding.do}")
+            print(f"{finding.severity} {finding.class_} ({finding.arm}): {ended(finding.reason)} {finding.do}")
         print("refused" if refused else "nothing forbids these launches")
     return REFUSED if refused else 0
 
@@ -167,6 +177,19 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     except OSError as error:
         print(campaigns.disk_sentence(error), file=sys.stderr)
+        return campaigns.UNUSABLE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        # The last net: a user never sees a traceback unless asked for.
+        if os.environ.get(SHOW_TRACEBACK):
+            traceback.print_exc()
+        print(
+            f"kvtrial {options.command} failed by a fault in kvtrial {kvtrial.__version__} ({type(error).__name__}: "
+            f"{' '.join(str(error).split())}), nothing was decided; run it again with {SHOW_TRACEBACK}=1 in front and "
+            f"report what it prints to those who gave you kvtrial, with the input.",
+            file=sys.stderr,
+        )
         return campaigns.UNUSABLE
 
 

@@ -1,7 +1,7 @@
 """What the inventory and the command line give: a request, and each host's settings and facts, checked on entry."""
 
 import re
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct
@@ -179,9 +179,18 @@ def _converted(raw: Any, shape: type[T], where: str) -> T:
         named = steps[: steps.index("...")] if "..." in steps else keys
         variable = "_".join(_VARIABLES.get(name, name) for name in named if not name.isdigit())
         mend = f"the variable kvtrial_{variable}" if variable else "it"
+        if allowed := _allowed(shape, steps):
+            problem = f"allowed are {', '.join(allowed)}"
         raise UnusableInput(
             f"{where}{setting}{shown} can't be used: {problem}; mend {mend} in the inventory or on the command line."
         ) from None
+
+
+def _allowed(shape: Any, steps: list[str]) -> list[str]:
+    """The words that the setting at `steps` may be; empty where it isn't one of a few words."""
+    for step in steps:
+        shape = get_type_hints(shape).get(step) if isinstance(shape, type) and issubclass(shape, Struct) else None
+    return [str(word) for word in get_args(shape)] if get_origin(shape) is Literal else []
 
 
 def _offending(raw: Any, steps: list[str], message: str, shape: Any) -> tuple[list[str], Any]:

@@ -29,7 +29,7 @@ def host_of_arm(host: HostInput, arm: Arm) -> HostInput:
 
 def merged_args(host: HostInput, arm: Arm) -> dict[str, Any]:
     """Options of `vllm serve` for an arm: the host's, with the arm's on top; None removes. Dashes, not underscores."""
-    args = {**_dashed(host.engine_args), **_dashed(arm.args)}
+    args = {**dashed(host.engine_args), **dashed(arm.args)}
     if isinstance(config := args.get(TRANSFER), dict):
         extra = {**config.get("kv_connector_extra_config", {}), **host.connector_extra_config}
         args[TRANSFER] = {**config, "kv_connector_extra_config": extra}
@@ -68,7 +68,8 @@ def render(host: HostInput, name: str, arm: Arm) -> Launch:
     )  # fmt: skip
 
 
-def _dashed(args: dict[str, Any]) -> dict[str, Any]:
+def dashed(args: dict[str, Any]) -> dict[str, Any]:
+    """Options under the names that `vllm serve` prints: no dashes in front, dashes for underscores."""
     return {name.lstrip("-").replace("_", "-"): value for name, value in args.items()}
 
 

@@ -37,6 +37,12 @@ class Finding(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     do: str
 
 
+def ended(reason: str) -> str:
+    """A reason with one mark at its end, so that another sentence can follow."""
+    bare = reason.rstrip(".")
+    return bare if bare.endswith("?") else f"{bare}."
+
+
 class KnownModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes of KV cache a token takes."""
 
@@ -104,6 +110,12 @@ def read_arm(
     args, env = spec.get("args"), spec.get("env") or {}
     if not isinstance(args, list) or not isinstance(env, Mapping):
         raise UnusableInput(f"Arm {name}: args must be a list of `vllm serve` arguments and env a mapping.")
+    for what, value in [
+        *((f"argument {value!r}", value) for value in args),
+        *((f"env.{k}", v) for k, v in env.items()),
+    ]:
+        if value is None or isinstance(value, dict | list):
+            raise UnusableInput(f"Arm {name}: {what} is {value!r}, which is no text; write it in quotes.")
     environment = {str(key): str(value) for key, value in env.items()}
     launch = ArmLaunch([str(arg) for arg in args], environment)
     try:

@@ -1,5 +1,6 @@
 """Make a plan: a pure function of protocol, hosts' settings and facts, and a seed. Same inputs, same bytes."""
 
+import json
 import math
 import random
 from collections.abc import Mapping
@@ -21,7 +22,8 @@ from kvtrial.analysis.laddering import (
     refuse_arms,
     with_levels,
 )
-from kvtrial.analysis.launch import TRANSFER, host_of_arm, merged_args, render
+from kvtrial.analysis.launch import TRANSFER, dashed, host_of_arm, merged_args, render
+from kvtrial.analysis.launch_arm import ended
 from kvtrial.analysis.protocols import check_pairs, load_protocol, only_arms, resolve, with_sizes
 from kvtrial.analysis.tiers import with_tier_sizes
 from kvtrial.analysis.workingset import (
@@ -57,6 +59,9 @@ from kvtrial.record.versions import NEWEST_READ, OLDEST_READ, outside_read_range
 
 GIB = 2**30
 RESERVED_BLOCKS = 1
+PROMPT_ONLY = "offload_prompt_only"
+POOL_BLOCKS = "num-gpu-blocks-override"
+POOL_BYTES = "kv-cache-memory-bytes"
 DEFAULT_BLOCK_TOKENS = {"cpu": 128, "cuda": 16}
 ENGINE_RAM_BYTES = {"cpu": 5 * GIB // 2, "cuda": 8 * GIB}
 ASSUMED_LOG_RATIO_SD = {"cpu": 0.15, "cuda": 0.04}
@@ -228,11 +233,17 @@ def refuse(host_name: str, host: HostInput, protocol: Protocol) -> None:
             f"host {host_name}: kvtrial_client_cpus={host.client_cpus} needs the engine kept off these CPUs, which is "
             f"not done for systemd's units; set it to auto, or kvtrial_supervisor to process."
         )
+    if PROMPT_ONLY in host.connector_extra_config:
+        raise UnusableInput(
+            f"host {host_name}: {PROMPT_ONLY}={host.connector_extra_config[PROMPT_ONLY]!r} of "
+            f"kvtrial_connector_extra_config changes what the tier keeps, which protocols measure as the engine has "
+            f"it; take it out, or try it as an arm of a protocol of your own."
+        )
     refusals = [finding for finding in findings(host, protocol) if finding.severity == "refuse"]
     # Two interfaces at once make an arm look wrong in other ways too; the cause is named, not what follows from it.
     for finding in sorted(refusals, key=lambda finding: finding.class_ != "mixed_interfaces"):
         where = f"host {host_name}, arm {finding.arm}" if finding.arm else f"host {host_name}"
-        raise UnusableInput(f"{where}: {finding.reason.rstrip('.')}. {finding.do}")
+        raise UnusableInput(f"{where}: {ended(finding.reason)} {finding.do}")
     if "ram_available_bytes" in host.facts:
         _refuse_memory(host_name, host, protocol)
 
@@ -270,7 +281,9 @@ def _host_plan(
     extras = _extras(host, protocol)
     for run in runs[: len(protocol.arms)]:
         declared = str(protocol.gates.get("working_set", {}).get("tier_scope", "run"))
-        refuse_working_set(name, protocol, run.arm, needs, capacity, tier_scope(declared, extras.get(run.arm, {})))
+        refuse_working_set(
+            name, host, protocol, run.arm, needs, capacity, tier_scope(declared, extras.get(run.arm, {}))
+        )
     _refuse_length(name, host, protocol, needs)
     seconds = _seconds(runs, needs, host.backend) + sum(
         answer_seconds(run.phases, ASSUMED_STEP_SECONDS[host.backend]) for run in runs if not run.spare
@@ -384,7 +397,7 @@ def _extras(host: HostInput, protocol: Protocol) -> dict[str, dict[str, Any]]:
 def _capacity(name: str, host: HostInput, protocol: Protocol) -> Capacity:
     args = merged_args(host, protocol.arms[protocol.control])
     block = int(args.get("block-size", DEFAULT_BLOCK_TOKENS[host.backend]))
-    blocks = _gpu_blocks(name, host, args, block)
+    blocks = _gpu_blocks(name, host, args, block, dashed(protocol.arms[protocol.control].args))
     extras = _extras(host, protocol)
     return Capacity(
         block_tokens=block,
@@ -397,25 +410,34 @@ def _capacity(name: str, host: HostInput, protocol: Protocol) -> Capacity:
 
 
 def _known_blocks(host: HostInput, args: dict[str, Any], block: int) -> int | None:
-    if "num-gpu-blocks-override" in args:
-        return int(args["num-gpu-blocks-override"])
-    if "kv-cache-memory-bytes" in args:
-        size = human_int(str(args["kv-cache-memory-bytes"]), "kv-cache-memory-bytes")
+    if POOL_BLOCKS in args:
+        return int(args[POOL_BLOCKS])
+    if POOL_BYTES in args:
+        size = human_int(str(args[POOL_BYTES]), POOL_BYTES)
         return size // (block * host.model.kv_bytes_per_token)
     return None
 
 
-def _gpu_blocks(name: str, host: HostInput, args: dict[str, Any], block: int) -> int:
+def _gpu_blocks(name: str, host: HostInput, args: dict[str, Any], block: int, own: dict[str, Any]) -> int:
+    """Blocks of the GPU KV cache; `own`: what the control sets itself, so that the inventory can't."""
     if known := _known_blocks(host, args, block):
         return known
+    can = [option for option in (POOL_BLOCKS, POOL_BYTES) if option not in own]
+    do = f"set {' or '.join(can)} in kvtrial_engine_args" if can else "set one of them in every arm of the protocol"
     raise UnusableInput(
         f"host {name}: the size of the GPU KV cache is left to the engine, so nobody can say how much pressure "
-        f"evicts a prefix; set num-gpu-blocks-override or kv-cache-memory-bytes in kvtrial_engine_args."
+        f"evicts a prefix; {do}."
     )
 
 
 def refuse_working_set(
-    host: str, protocol: Protocol, arm: str, needs: RunNeeds, capacity: Capacity, scope: TierScope = "run"
+    name: str,
+    host: HostInput,
+    protocol: Protocol,
+    arm: str,
+    needs: RunNeeds,
+    capacity: Capacity,
+    scope: TierScope = "run",
 ) -> None:
     """Raise UnusableInput, with the numbers and the smallest change, where the workload can't show anything."""
     rule = protocol.gates.get("working_set")
@@ -423,21 +445,22 @@ def refuse_working_set(
         return
     for phase, need in needs.phases.items():
         if is_pressure(phase):
-            _refuse_pressure(host, phase, need, capacity, float(rule.get("pressure_share_min", 1.2)))
+            least = float(rule.get("pressure_share_min", 1.2))
+            _refuse_pressure(name, host, protocol, phase, need, capacity, least)
     if arm in capacity.chunk_tokens:
         stored = needs.held.chunks(capacity.chunk_tokens[arm], scope)
-        _refuse_tier(host, arm, stored, capacity, float(rule.get("tier_share_max", 0.8)), scope)
+        _refuse_tier(name, arm, stored, capacity, float(rule.get("tier_share_max", 0.8)), scope)
     for phase, need in needs.phases.items():
         if is_resident(phase) and need.distinct_blocks > capacity.usable_gpu_blocks:
             raise UnusableInput(
-                f"host {host}: {phase} asks for {need.distinct_blocks} blocks that should still be in the GPU KV "
-                f"cache, which holds {capacity.usable_gpu_blocks}; use fewer prompts there, or set "
-                f"num-gpu-blocks-override to {need.distinct_blocks + RESERVED_BLOCKS} or more."
+                f"host {name}: {phase} asks for {need.distinct_blocks} blocks that should still be in the GPU KV "
+                f"cache, which holds {capacity.usable_gpu_blocks}; use fewer prompts there, or "
+                f"{_pool_of(need.distinct_blocks + RESERVED_BLOCKS, 'more', host, protocol, capacity)}."
             )
     edges = [need.edge_tokens for need in needs.phases.values() if need.edge_tokens is not None]
     if edges:
         raise UnusableInput(
-            f"host {host}: prompts of {min(edges)} tokens end at the edge of a block of {capacity.block_tokens}; the "
+            f"host {name}: prompts of {min(edges)} tokens end at the edge of a block of {capacity.block_tokens}; the "
             f"GPU cache then recomputes one block and the tier does not. Set prompt_tokens to "
             f"{min(edges) + capacity.block_tokens // 2}."
         )
@@ -459,17 +482,35 @@ def _refuse_length(name: str, host: HostInput, protocol: Protocol, needs: RunNee
             )
 
 
-def _refuse_pressure(host: str, phase: str, need: PhaseNeed, capacity: Capacity, least: float) -> None:
+def _refuse_pressure(
+    name: str, host: HostInput, protocol: Protocol, phase: str, need: PhaseNeed, capacity: Capacity, least: float
+) -> None:
     if need.blocks < least * capacity.usable_gpu_blocks:
-        size = phase if phase.startswith("pressure") else "pressure"
+        size = next((size for size in (phase, "pressure") if size in protocol.sizes), None)
         enough = math.ceil(least * capacity.usable_gpu_blocks / (need.blocks / need.requests))
+        more = f", or send {enough} prompts or more there"
+        if size:
+            more += f": -e '{json.dumps({'kvtrial_sizes': {**host.sizes, size: enough}})}'"
         raise UnusableInput(
-            f"host {host}: {phase} takes {need.blocks} blocks, the GPU KV cache holds "
+            f"host {name}: {phase} takes {need.blocks} blocks, the GPU KV cache holds "
             f"{capacity.usable_gpu_blocks} ({capacity.usable_gpu_blocks * capacity.block_tokens} tokens); below "
-            f"{least:g} times that the prefix stays there and the GPU answers, so no tier is ever asked. Set "
-            f"num-gpu-blocks-override to {int(need.blocks / least) + RESERVED_BLOCKS} or less, or the size "
-            f"{size} to {enough} prompts or more."
+            f"{least:g} times that the prefix stays there and the GPU answers, so no tier is ever asked. To change "
+            f"that, {_pool_of(int(need.blocks / least) + RESERVED_BLOCKS, 'less', host, protocol, capacity)}{more}."
         )
+
+
+def _pool_of(blocks: int, or_what: str, host: HostInput, protocol: Protocol, capacity: Capacity) -> str:
+    """How to bring the GPU KV cache to `blocks` blocks, by what the protocol's arms leave to the inventory."""
+    own = dashed(protocol.arms[protocol.control].args)
+    if POOL_BLOCKS not in own:
+        return f"set {POOL_BLOCKS} to {blocks} or {or_what} in kvtrial_engine_args of the inventory"
+    if own[POOL_BLOCKS] is None and POOL_BYTES not in own:
+        pool_bytes = blocks * capacity.block_tokens * host.model.kv_bytes_per_token
+        return (
+            f"set {POOL_BYTES} to {pool_bytes} or {or_what} in kvtrial_engine_args of the inventory (protocol "
+            f"{protocol.name} takes {POOL_BLOCKS} out)"
+        )
+    return f"set {POOL_BLOCKS} to {blocks} or {or_what} in every arm of protocol {protocol.name}"
 
 
 def _refuse_tier(host: str, arm: str, stored: int, capacity: Capacity, most: float, scope: TierScope) -> None:

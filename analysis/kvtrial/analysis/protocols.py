@@ -36,6 +36,11 @@ def one_of(value: str, allowed: list[str], what: str, do: str) -> UnusableInput:
     return UnusableInput(f'{what} "{value}" is not known; known: {", ".join(sorted(allowed))}.{hint} {do}')
 
 
+def is_path(name: str) -> bool:
+    """Whether a protocol is given by the path of its file, not by its name."""
+    return name.endswith((".yml", ".yaml")) or "/" in name
+
+
 def load_protocol(name: str, folder: Path) -> Protocol:
     """The protocol `name` of `folder`, or the file that `name` is the path of, with `extends` resolved and checked.
 
@@ -83,9 +88,8 @@ def with_ladders(protocol: Protocol) -> Protocol:
 def _read_resolved(name: str, folder: Path, depth: int = 0) -> dict[str, Any]:
     if depth > LOOPED_EXTENDS:
         raise UnusableInput(f"protocol {name} extends itself, directly or through others; break the loop.")
-    is_path = name.endswith((".yml", ".yaml")) or "/" in name
-    path = Path(name) if is_path else folder / f"{name}.yml"
-    if "\0" in name or (is_path and not path.is_file()):
+    path = Path(name) if is_path(name) else folder / f"{name}.yml"
+    if "\0" in name or (is_path(name) and not path.is_file()):
         raise UnusableInput(f"protocol {name!r}: no such file; give the path of a protocol file, or a protocol's name.")
     if not path.is_file():
         known = sorted(p.stem for p in folder.glob("*.yml"))

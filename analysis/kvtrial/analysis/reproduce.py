@@ -3,10 +3,12 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from kvtrial.analysis.campaign import check_digests, read_campaign
+from kvtrial.analysis.campaign import Campaign, check_digests, read_campaign
+from kvtrial.analysis.protocols import is_path
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import HostPlan, PoissonPlan, TracePlan, files_of_traces
 from kvtrial.record.record import RunRecord
@@ -31,17 +33,21 @@ def reproduce(path: Path) -> list[str]:
     """Lines that say how to do the run of a record again, and what it measured then."""
     record = read_record(path)
     resolved = record.resolved
+    directory = _campaign_directory(path)
+    campaign = read_campaign(directory) if directory else None
     lines = [
         f"# run {record.run} of campaign {record.campaign}, host {record.host}, arm {record.arm}, pair {record.pair}",
         f"# evidence {record.evidence}; outcome {record.outcome}; attempt {record.attempt}",
-        f"# kvtrial {record.kvtrial_version}; vLLM {record.vllm_version_pinned}, installed packages sha256 "
+        f"# kvtrial {record.kvtrial_version}, {_commit(campaign)}",
+        f"# vLLM {record.vllm_version_pinned}, installed packages sha256 "
         f"{resolved.packages_sha256 if resolved else 'unknown'}",
         f"# model {record.model.name}, revision {record.model.revision}, weights {record.model.weights}",
         f"# {record.conditions.cpu_model}, {record.conditions.cpus} CPUs, kernel {record.conditions.kernel}, driver "
         f"{record.conditions.driver_version or 'none'}",
         "",
         "# the whole campaign, same seed and prompts, with the inventory of that campaign; add its -i:",
-        _campaign_command(path, record),
+        _campaign_command(record, directory, campaign),
+        *(f"# not in this command: {what}" for what in _not_carried(record, campaign)),
         "",
         "# this arm's engine alone:",
         " ".join(f"{key}={shlex.quote(value)}" for key, value in record.launch.env.items())
@@ -56,22 +62,89 @@ def reproduce(path: Path) -> list[str]:
     return lines
 
 
-def _campaign_command(path: Path, record: RunRecord) -> str:
+def _campaign_directory(path: Path) -> Path | None:
+    """The folder of the campaign that a record lies in; None where it was taken out of it."""
+    return next((parent for parent in path.resolve().parents if (parent / "campaign.json").is_file()), None)
+
+
+def _commit(campaign: Campaign | None) -> str:
+    """The project's commit when the campaign was made, in words."""
+    project = (campaign.provenance.get("project") if campaign else None) or {}
+    if not project.get("commit"):
+        why = "not kept: it ran from no git checkout" if campaign else "not known: campaign.json is not beside it"
+        return f"the project's commit is {why}"
+    return f"commit {project['commit']}{', with changes that were not committed' if project.get('dirty') else ''}"
+
+
+def _campaign_command(record: RunRecord, directory: Path | None, campaign: Campaign | None) -> str:
     """The playbook command with what was set, as far as campaign.json is still beside the record."""
-    words = [".venv/bin/ansible-playbook", "experiment.yml", "-e", f"protocol={record.protocol}"]
-    for parent in path.resolve().parents:
-        if (parent / "campaign.json").is_file():
-            plan = read_campaign(parent).plan
-            host = next((host for host in plan.hosts if host.host == record.host), plan.hosts[0])
-            pairs = len({run.pair for run in host.runs if not run.spare})
-            words += ["-e", f"kvtrial_seed={plan.seed}", "-e", f"kvtrial_pairs={pairs}"]
-            arms = [arm for arm in plan.protocol.arms if arm != plan.protocol.control]
-            # JSON, because key=value would make every size a string.
-            chosen = {"kvtrial_arms": arms, "kvtrial_sizes": plan.protocol.sizes}
-            words += ["-e", json.dumps(chosen, sort_keys=True)]
-            words += _trace_words(host, parent, plan.protocol.sizes)
-            break
+    asked = campaign.asked if campaign else None
+    # A name is the one that a trace or a share chose; a file outside the project is known by its path alone.
+    protocol = asked.protocol if asked and is_path(asked.protocol) else record.protocol
+    words = [".venv/bin/ansible-playbook", "experiment.yml", "-e", f"protocol={protocol}"]
+    if directory and campaign:
+        plan = campaign.plan
+        host = next((host for host in plan.hosts if host.host == record.host), plan.hosts[0])
+        pairs = len({run.pair for run in host.runs if not run.spare})
+        words += ["-e", f"kvtrial_seed={plan.seed}", "-e", f"kvtrial_pairs={pairs}"]
+        # JSON, because key=value would make every size a string.
+        chosen = {
+            "kvtrial_arms": [arm for arm in plan.protocol.arms if arm != plan.protocol.control],
+            "kvtrial_hosts": ",".join(host.host for host in plan.hosts),
+            **({} if "sizes" in _differing(campaign) else {"kvtrial_sizes": plan.protocol.sizes}),
+            **{f"kvtrial_{name}": value for name, value in _settings(campaign).items()},
+        }
+        words += ["-e", json.dumps(chosen, sort_keys=True)]
+        words += _trace_words(host, directory, plan.protocol.sizes)
     return shlex.join([*words, "-e", "kvtrial_new_campaign=true"])
+
+
+def _settings(campaign: Campaign) -> dict[str, Any]:
+    """What one command can set: of the request, and of the hosts what is the same on all of them."""
+    if campaign.asked is None:
+        versions = {host.vllm_version for host in campaign.plan.hosts}
+        return {"vllm_version": versions.pop()} if len(versions) == 1 else {}
+    first = next(iter(campaign.asked.hosts.values()))
+    # All of the protocol's sizes are given anyway.
+    alike = {name: value for name, value in first.items() if name not in {"sizes", *_differing(campaign)}}
+    if limits := alike.get("limits"):
+        alike["limits"] = {name: int(value) if value == int(value) else value for name, value in limits.items()}
+    return {**alike, **campaign.asked.request}
+
+
+def _differing(campaign: Campaign) -> list[str]:
+    """Settings in which the hosts of a campaign differ; a command line sets them on all hosts alike."""
+    hosts = list(campaign.asked.hosts.values()) if campaign.asked else []
+    return [name for name in (hosts[0] if hosts else {}) if any(host.get(name) != hosts[0][name] for host in hosts)]
+
+
+def _not_carried(record: RunRecord, campaign: Campaign | None) -> list[str]:
+    """What the command leaves to the inventory and to whoever types it."""
+    if campaign is None:
+        return [
+            "seed, pairs, arms, sizes and settings of the engine: campaign.json is not beside the record; put the "
+            "run's folder back under results/CAMPAIGN/runs/HOST/"
+        ]
+    said = []
+    asked = campaign.asked
+    if asked is None:
+        said.append(
+            "settings of the engine (kvtrial_engine_args, kvtrial_engine_env, kvtrial_connector_extra_config) and of a "
+            "ladder that were given with -e, and the path of a protocol given by path: this campaign was made before "
+            "they were kept; compare with the launch below, and add them"
+        )
+    else:
+        if is_path(asked.protocol) and not Path(asked.protocol).is_file():
+            said.append(f"the protocol's file {asked.protocol}, which is not there any more; put it back")
+        if odd := _differing(campaign):
+            said.append(f"what hosts differ in ({', '.join(f'kvtrial_{name}' for name in odd)}); the inventory has it")
+    if len(files_of_traces(campaign.plan.hosts[0])) > 1:
+        said.append("the traces that were replayed, which the protocol names")
+    said.append(
+        f"the model ({record.model.name}, revision {record.model.revision}) and other variables of the model and of "
+        "roles (kvtrial_model_…, kvtrial_smaller_model, vllm_…, model_…); if they were given with -e, add them"
+    )
+    return said
 
 
 def _trace_words(host: HostPlan, directory: Path, sizes: dict[str, int]) -> list[str]:

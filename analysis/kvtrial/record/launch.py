@@ -215,13 +215,18 @@ def _loaded(text: str) -> Any:
 def _nest(target: dict[str, Any], keys: list[str], value: Any) -> None:
     for key in keys[:-1]:
         target = target.setdefault(key, {})
+        if not isinstance(target, dict):
+            raise UnusableInput(
+                f"--kv-transfer-config.{'.'.join(keys)} lies inside {key}, which is given a value of its own; give one "
+                f"of the two."
+            )
     target[keys[-1]] = value
 
 
 def _gibibytes(text: str) -> float:
     try:
         size = float(text)
-        if not math.isfinite(size):
+        if not math.isfinite(size * 2**30):
             raise ValueError
         return size
     except ValueError:

@@ -1,5 +1,6 @@
 """Launches that must be refused before anything starts, each beside the same launch mended, which must be quiet."""
 
+import contextlib
 import copy
 import json
 from pathlib import Path
@@ -406,6 +407,12 @@ def test_the_cpu_engine_wants_a_spec_of_its_own_and_blocks_of_32():
             "Arm variant: --kv-transfer-config",
         ),
         ({"version": "0.32.0"}, {"variant": {"args": ["m", "--kv-offloading-size", "4G"]}}, "is not a number"),
+        ({"version": "0.32.0"}, {"variant": {"args": ["m", "--kv-offloading-size", "1e308"]}}, "is not a number"),
+        (
+            {"version": "0.32.0"},
+            {"variant": {"args": ["m", "--kv-transfer-config.a", "1", "--kv-transfer-config.a.b", "2"]}},
+            r"--kv-transfer-config\.a\.b lies inside a",
+        ),
         (
             {"version": "0.32.0"},
             {"variant": {"args": ["m", "--block-size", "big"]}},
@@ -416,6 +423,72 @@ def test_the_cpu_engine_wants_a_spec_of_its_own_and_blocks_of_32():
 def test_what_cannot_be_read_is_refused_in_a_sentence(vllm, arms, says):
     with pytest.raises(UnusableInput, match=says):
         check_launches({}, vllm, arms)
+
+
+ARM = {"args": ["m"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"arms": {"a": ARM, "b": 3}}, "Arm b: 3 is not a mapping"),
+        ({"arms": {"a": ARM, "b": None}}, "Arm b: None is not a mapping"),
+        ({"arms": {1: ARM}}, "arm name 1 is not text"),
+        ({"arms": {"a": {"args": ["m", None]}}}, "Arm a: argument None is None"),
+        ({"arms": {"a": {"args": ["m"], "env": {"X": {}}}}}, r"Arm a: env\.X is {}, which is no text"),
+        ({"model": 5}, "model=5 is not a mapping"),
+        ({"host": {"dev_shm_free_bytes": "some"}}, "host.dev_shm_free_bytes='some' is not a whole number of bytes"),
+        ({"host": {"ram_available_bytes": -1}}, "host.ram_available_bytes=-1 is not a whole number"),
+        ({"host": {"ram_available_bytes": True}}, "host.ram_available_bytes=True is not a whole number"),
+        ({"host": {"driver_version": "x"}}, "host.driver_version='x' is not a version; give it as 580.65.06"),
+        ({"host": {"glibc": "musl"}}, "host.glibc='musl' is not a version"),
+        ({"host": {"python": []}}, r"host.python=\[\] is not a version"),
+        ({"host": {"rocm": "yes"}}, "host.rocm='yes' is neither true nor false"),
+        ({"vllm": {"version": "0.32.0", "cuda": "x"}}, "vllm.cuda='x' is not a version"),
+        ({"vllm": {"version": "0.32.0", "backend": "banana"}}, "vllm.backend='banana' is not known; give cuda or cpu"),
+    ],
+)
+def test_a_launch_file_with_a_wrong_type_is_refused_in_a_sentence(changes, says):
+    launch = {**good(), **changes}
+    with pytest.raises(UnusableInput, match=says):
+        check(launch, launch.get("model"))
+
+
+@pytest.mark.parametrize(
+    ("host", "backend", "named"),
+    [
+        ({}, "rocm", ["vllm.backend=rocm is an AMD GPU (ROCm)"]),
+        ({}, "xpu", ["vllm.backend=xpu is an Intel GPU (XPU)"]),
+        ({"rocm": True, "xpu": True}, "cuda", ["host.rocm is true", "host.xpu is true"]),
+    ],
+)
+def test_another_platform_is_refused_by_name(host, backend, named):
+    launch = good()
+    launch["host"] = host
+    launch["vllm"]["backend"] = backend
+    found = [f for f in check(launch) if f.class_ == "platform_unsupported"]
+    assert [f.severity for f in found] == ["refuse"] * len(named)
+    for finding, words in zip(found, named, strict=True):
+        assert words in finding.reason
+
+
+def test_the_cpu_engine_runs_beside_any_gpu():
+    launch = {"host": {"rocm": True, "xpu": True}, "vllm": {"version": "0.32.0", "backend": "cpu"},
+              "arms": {"control": {"args": ["m", "--host", "127.0.0.1"]}}}  # fmt: skip
+    assert check(launch) == []
+
+
+@given(st.dictionaries(st.sampled_from(["host", "vllm", "arms", "model"]), st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(
+        ["driver_version", "python", "glibc", "dev_shm_free_bytes", "cuda", "args", "env", "control", "version"]),
+        inner, max_size=3),
+)))  # fmt: skip
+def test_no_launch_file_ends_in_a_traceback(changes):
+    launch = {**good(), "model": None, **changes}
+    if all(isinstance(launch[name], dict) for name in ("host", "vllm", "arms")):
+        with contextlib.suppress(UnusableInput):
+            check(launch, launch["model"])
 
 
 @pytest.mark.parametrize("size", [None, 0])

@@ -1,8 +1,10 @@
 """A campaign on disk: prepared, resumed, taken in whole, concluded; and the exit status of `kvtrial analyze`."""
 
 import json
+import shlex
 import shutil
 import tarfile
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -289,6 +291,50 @@ def test_hosts_that_could_not_be_planned_count_and_are_named_also_later(tmp_path
     assert campaign.conclude(str(directory), lost_hosts=[])["verdict"] == "BETTER"
 
 
+def test_only_a_campaign_that_something_was_fetched_of_becomes_the_latest(tmp_path):
+    directory = concluded(tmp_path, honest_records())
+    latest = tmp_path / "results" / "latest"
+    assert latest.resolve() == directory.resolve()
+    another = Path(prepared(tmp_path)["directory"])
+    assert another != directory
+    assert latest.resolve() == directory.resolve()
+    campaign.collect(str(another), "h1", None, {"state": "running"})
+    assert latest.resolve() == another.resolve()
+
+
+def test_a_record_that_was_removed_is_named(tmp_path, capsys):
+    directory = concluded(tmp_path, honest_records())
+    run = sorted(directory.glob("runs/h1/*"))[3]
+    (run / "record.json").unlink()
+    code, _, err = status(directory, capsys)
+    assert code == 2
+    assert f"{run / 'record.json'} is missing" in err
+    shutil.rmtree(run)
+    code, out, _ = status(directory, capsys, "--json")
+    caveat = json.loads(out)["caveats"][0]
+    assert code == 3
+    assert f"h1 has no record of {run.name}, though it finished" in caveat
+    assert caveat[1:] in status(directory, capsys)[1]
+    assert "the time it took is among the rest" in caveat
+
+
+def test_a_host_that_has_not_finished_is_not_said_to_lack_records(tmp_path, capsys):
+    directory = concluded(tmp_path, honest_records(pairs=4), state="failed")
+    status(directory, capsys)
+    assert "has no record of" not in (directory / "verdict.json").read_text()
+
+
+def test_an_arm_that_sets_offload_prompt_only_is_planned_with_a_word(tmp_path):
+    mine = tmp_path / "mine.yml"
+    mine.write_text(
+        'schema_version: "1.0"\nname: mine\nextends: offload_return\narms:\n  offload:\n    args:\n'
+        "      kv-transfer-config: {kv_connector_extra_config: {offload_prompt_only: true}}\n"
+    )
+    said = " ".join(prepared(tmp_path, protocol=str(mine))["announcement"])
+    assert "h1, arm offload: warning: offload_prompt_only is set by the protocol" in said
+    assert "arm control: warning: offload_prompt_only" not in said
+
+
 def test_the_least_effect_is_said_to_be_against_no_difference(tmp_path):
     said = " ".join(prepared(tmp_path)["announcement"])
     assert "that is against no difference" in said
@@ -330,6 +376,61 @@ def test_reproduce_says_how_and_refuses_what_is_no_record(tmp_path, capsys):
         assert "no record" in capsys.readouterr().err
 
 
+def printed_command(directory, capsys) -> tuple[list[str], str]:
+    """The values of -e in the command that reproduce prints, and all it said."""
+    assert main(["reproduce", str(next(directory.glob("runs/h1/*")))]) == 0
+    said = capsys.readouterr().out
+    words = shlex.split(next(line for line in said.splitlines() if line.startswith(".venv")))
+    return [word for flag, word in pairwise(words) if flag == "-e"], said
+
+
+def test_the_command_of_reproduce_makes_the_same_plan_from_a_bare_inventory(tmp_path, capsys):
+    mine = tmp_path / "mine.yml"
+    mine.write_text('schema_version: "1.0"\nname: my_own\nextends: offload_return\ntitle: t\nquestion: q?\n')
+    asked = {"engine_args": {"max-num-seqs": 3}, "engine_env": {"A": "b"}, "vllm_version": "0.31.0",
+             "connector_extra_config": {"eviction_policy": "arc"}, "limits": {"deadline_seconds": 9000},
+             "client_cpus": "none"}  # fmt: skip
+    made = prepared(tmp_path, protocol=str(mine), seed=7, pairs=6, **asked)
+    directory = Path(made["directory"])
+    for record in as_planned(directory, honest_records()):
+        write_run(directory / "runs" / "h1" / record.run, record)
+    extra, said = printed_command(directory, capsys)
+    given: dict[str, object] = {}
+    for word in extra:
+        given |= json.loads(word) if word.startswith("{") else dict([word.split("=", 1)])
+    top = {"protocol": given.pop("protocol"), "seed": int(given.pop("kvtrial_seed")),
+           "pairs": int(given.pop("kvtrial_pairs")), "arms": given.pop("kvtrial_arms")}  # fmt: skip
+    assert given.pop("kvtrial_new_campaign") == "true"
+    assert given.pop("kvtrial_hosts") == "h1"
+    bare = {**request()["hosts"]["h1"], **{name.removeprefix("kvtrial_"): value for name, value in given.items()}}
+    again = {**request(hosts={"h1": bare}, **top), "results_dir": str(tmp_path / "again")}
+    assert campaign.prepare(again)["plan_sha256"] == made["plan_sha256"]
+    assert "the project's commit is not kept" in said
+    mine.unlink()
+    assert f"# not in this command: the protocol's file {mine}" in printed_command(directory, capsys)[1]
+
+
+def test_reproduce_says_the_commit_and_what_its_command_cannot_carry(tmp_path, capsys):
+    hosts = {"h1": request()["hosts"]["h1"], "h2": request(engine_env={"A": "b"})["hosts"]["h1"]}
+    asked = {**request(hosts=hosts), "results_dir": str(tmp_path), "project": {"commit": "c" * 40, "dirty": True}}
+    directory = Path(campaign.prepare(asked)["directory"])
+    for record in as_planned(directory, honest_records()):
+        write_run(directory / "runs" / "h1" / record.run, record)
+    extra, said = printed_command(directory, capsys)
+    assert f"commit {'c' * 40}, with changes that were not committed" in said
+    assert "# not in this command: what hosts differ in (kvtrial_engine_env)" in said
+    settings = json.loads(next(word for word in extra if word.startswith("{")))
+    assert "kvtrial_engine_args" in settings
+    assert "kvtrial_engine_env" not in settings
+    assert settings["kvtrial_hosts"] == "h1,h2"
+    path = directory / "campaign.json"
+    old = {name: value for name, value in json.loads(path.read_text()).items() if name != "asked"}
+    path.write_text(json.dumps(old))
+    assert "this campaign was made before they were kept" in printed_command(directory, capsys)[1]
+    path.unlink()
+    assert "campaign.json is not beside" in printed_command(directory, capsys)[1]
+
+
 def test_check_refuses_and_passes_by_exit_status(tmp_path, capsys):
     good = {"host": {}, "vllm": {"version": "0.32.0", "backend": "cpu"},
             "arms": {"control": {"args": ["m", "--port", "1"], "env": {}},
@@ -351,6 +452,31 @@ def test_check_refuses_and_passes_by_exit_status(tmp_path, capsys):
     assert main(["check", str(path)]) == 2
     assert "not UTF-8" in capsys.readouterr().err
     assert main(["check", str(tmp_path / "none.yml")]) == 2
+
+
+def test_a_launch_file_with_wrong_types_is_a_sentence(tmp_path, capsys):
+    path = tmp_path / "launch.yml"
+    wrong = {"{a: {args: [m]}, b: 3}": "Arm b: 3 is not", "[]": "has arms: [], which is no mapping"}
+    for arms, said in wrong.items():
+        path.write_text(f"host: {{}}\nvllm: {{version: 0.32.0}}\narms: {arms}\n")
+        assert main(["check", str(path)]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_a_fault_of_kvtrial_is_a_sentence_and_its_traceback_is_shown_when_asked_for(tmp_path, capsys, monkeypatch):
+    def faulty(name):
+        raise ZeroDivisionError("by\nnothing")
+
+    monkeypatch.setattr("kvtrial.analysis.cli.json_schema", faulty)
+    assert main(["schema", "record"]) == 2
+    said = capsys.readouterr().err
+    assert "kvtrial schema failed by a fault in kvtrial" in said
+    assert "(ZeroDivisionError: by nothing)" in said
+    assert "KVTRIAL_TRACEBACK=1" in said
+    assert said.count("\n") == 1
+    monkeypatch.setenv("KVTRIAL_TRACEBACK", "1")
+    assert main(["schema", "record"]) == 2
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_hazards_and_schemas_print(capsys):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -170,14 +171,17 @@ REFUSALS = [
     ({"engine_args": {"host": "0.0.0.0"}}, ["0.0.0.0", "127.0.0.1"]),
     ({"engine_args": {"port": 9}}, ["port", "kvtrial_port"]),
     ({"may_be_disturbed": False}, ["h1", "kvtrial_host_may_be_disturbed"]),
-    ({"backend": "rocm"}, ["rocm", "kvtrial_backend"]),
+    ({"backend": "rocm"}, ["backend='rocm'", "allowed are cpu, cuda", "kvtrial_backend"]),
+    ({"model": {"weights": "none"}}, ["model.weights='none'", "allowed are random, trained"]),
+    ({"connector_extra_config": {"offload_prompt_only": True}}, ["offload_prompt_only=True", "take it out"]),
+    ({"connector_extra_config": {"cpu_byte_to_use": 1}}, ["did you mean cpu_bytes_to_use? Take"]),
     ({"client_cpus": "14_15"}, ["kvtrial_client_cpus='14_15'", "14-15"]),
     ({"client_cpus": ""}, ["kvtrial_client_cpus is empty", "auto"]),
     ({"seed": "abc"}, ["seed='abc'", "kvtrial_seed"]),
     ({"vllm_version": "new"}, ["'new'", "0.32.0"]),
     ({"limits": {"deadline": 3}}, ["deadline", "deadline_seconds"]),
     ({"facts": {"ram_available_bytes": 10**9}}, ["1000000000 bytes of RAM", "268435456"]),
-    ({"protocol": "seed_example"}, ["holds 2047", "num-gpu-blocks-override to 114", "145 prompts"]),
+    ({"protocol": "seed_example"}, ["holds 2047", "kv-cache-memory-bytes to 14942208 or less", "145 prompts"]),
     ({"hosts": {}}, ["no host"]),
     ({"port": 0}, ["kvtrial_port=0", "65535"]),
     ({"port": 70000}, ["70000"]),
@@ -217,6 +221,24 @@ def test_bad_input_is_refused_in_a_sentence_that_names_it(changes, named):
     sentence = refusal(**changes)
     for part in named:
         assert part in sentence, sentence
+
+
+def test_what_the_refusal_of_the_seeds_example_offers_can_be_done_and_is_the_smallest():
+    pool = {"kv-cache-memory-bytes": "256M"}
+    sentence = refusal(protocol="seed_example", engine_args=pool, sizes={"misses": 7})
+    pool_bytes = int(re.search(r"kv-cache-memory-bytes to (\d+) or less", sentence)[1])
+    assert plan(protocol="seed_example", engine_args={"kv-cache-memory-bytes": pool_bytes})
+    refusal(protocol="seed_example", engine_args={"kv-cache-memory-bytes": pool_bytes + 32 * 4096})
+    offered = json.loads(re.search(r"-e '(\{.*\})'", sentence)[1])["kvtrial_sizes"]
+    assert offered["misses"] == 7
+    assert plan(protocol="seed_example", engine_args=pool, sizes=offered)
+    refusal(protocol="seed_example", engine_args=pool, sizes={**offered, "pressure": offered["pressure"] - 1})
+
+
+def test_a_size_that_the_protocol_has_not_is_not_offered():
+    sentence = refusal(protocol="offload_mix", engine_args={"num-gpu-blocks-override": 1000})
+    offered = json.loads(re.search(r"-e '(\{.*\})'", sentence)[1])["kvtrial_sizes"]
+    assert list(offered) == ["pressure"]
 
 
 def test_the_seeds_own_command_is_refused_for_its_own_model_with_the_numbers():
@@ -340,7 +362,7 @@ def test_a_tier_that_may_keep_what_is_old_must_hold_the_whole_run():
 def test_pressure_of_one_length_is_refused_by_its_own_name():
     sentence = refusal(**lengths(114688, sizes={"pressure_2k": 8}))
     assert "pressure_2k takes 1032 blocks" in sentence
-    assert "the size pressure_2k to 22 prompts or more" in sentence
+    assert 'send 22 prompts or more there: -e \'{"kvtrial_sizes": {"pressure_2k": 22}}\'' in sentence
 
 
 def test_a_hit_of_one_length_must_still_be_in_the_gpu_cache():
