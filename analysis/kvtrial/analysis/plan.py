@@ -223,11 +223,6 @@ def refuse(host_name: str, host: HostInput, protocol: Protocol) -> None:
             f"host {host_name}: {note.rstrip('.')}, so its metrics and defects are not known here; pin a vLLM from "
             f"{OLDEST_READ} to {NEWEST_READ}."
         )
-    if host.supervisor == "systemd" and host.client_cpus not in ("auto", "none"):
-        raise UnusableInput(
-            f"host {host_name}: kvtrial_client_cpus={host.client_cpus} needs the engine kept off these CPUs, which is "
-            f"not done for systemd's units; set it to auto, or kvtrial_supervisor to process."
-        )
     refusals = [finding for finding in findings(host, protocol) if finding.severity == "refuse"]
     # Two interfaces at once make an arm look wrong in other ways too; the cause is named, not what follows from it.
     for finding in sorted(refusals, key=lambda finding: finding.class_ != "mixed_interfaces"):
