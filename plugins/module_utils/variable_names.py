@@ -10,6 +10,9 @@ import re
 
 import yaml
 
+# The parser in C where PyYAML has it: every host of a fleet has its names checked.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 # Former names and what took their place. An entry goes with the release after the next.
 REMOVED = {}
 
@@ -33,10 +36,10 @@ def known_names(root):
     for path in pins + glob.glob(os.path.join(root, "roles", "*", "*", "main.yml")):
         if os.path.basename(os.path.dirname(path)) in ("defaults", "vars", "all"):
             with open(path, encoding="utf-8") as file:
-                names |= set(yaml.safe_load(file) or {})
+                names |= set(yaml.load(file, Loader=LOADER) or {})
     for path in glob.glob(os.path.join(root, "roles", "*", "meta", "argument_specs.yml")):
         with open(path, encoding="utf-8") as file:
-            for entry in (yaml.safe_load(file) or {}).get("argument_specs", {}).values():
+            for entry in (yaml.load(file, Loader=LOADER) or {}).get("argument_specs", {}).values():
                 names |= set(entry.get("options") or {})
     # What a playbook or a task takes by `| default(…)`, registers or keeps as a fact.
     for path in glob.glob(os.path.join(root, "playbooks", "*.yml")) + glob.glob(

@@ -4,10 +4,12 @@ One host is supervised by systemd, the other by the program itself; what they le
 """
 
 import json
+import os
 import signal
 import time
 
 import pytest
+from kvtrial.record.cpulist import cpu_list
 from playing import Playbooks, furnish_standin, last_line, recap, standin_variables
 
 # Far beyond what they take: a busy machine is no failure.
@@ -33,6 +35,8 @@ def wait(wanted, seconds: float = 60.0):
 @pytest.fixture(scope="module")
 def project(playbooks, host_wheels):
     project: Playbooks = playbooks(2, standin_variables(host_wheels))
+    # One host has its client on a CPU of its own, where the machine has more than one.
+    project.set("h1", kvtrial_client_cpus="1" if len(os.sched_getaffinity(0)) > 1 else "auto")
     project.set("h2", kvtrial_supervisor="process")
     furnish_standin(project.fleet)
     return project
@@ -54,6 +58,7 @@ def seen(project):
             "uid": host.sh(f"stat -c %U /proc/{pid}"),
             "program": host.sh("ps -o user= -p $(systemctl show -P MainPID kvtrial-host.service)"),
             "sockets": wait(lambda: host.sh("ss -Hltn 'sport = 18765'"), 20),
+            "cpus": host.sh(f"sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' /proc/{pid}/status"),
             "other": show(host, ENGINE.format("control"), "ActiveState")["ActiveState"],
         }
     except BaseException:
@@ -99,6 +104,13 @@ def test_engine_and_program_are_unprivileged_on_loopback_and_one_at_a_time(seen)
     assert "127.0.0.1:18765" in seen["sockets"]
     assert len(seen["sockets"].splitlines()) == 1
     assert seen["other"] == "inactive"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="takes two CPUs")
+def test_an_engines_unit_keeps_off_the_cpus_that_the_client_was_given(project, seen):
+    assert 1 not in cpu_list(seen["cpus"])
+    for path in runs(project, "h1"):
+        assert all(phase["card"]["cpu_affinity"] == [1] for phase in record(project, "h1", path.name)["phases"])
 
 
 def test_both_supervisors_leave_the_same_record(project, seen):

@@ -18,8 +18,8 @@ from playing import Playbooks, last_line, recap
 from supplies import MID, NEW, OLD, Supplies
 from vendor import GPU, HEADERS, Deb, debs
 
-pytestmark = pytest.mark.full
-"""Too long for make test."""
+# Too long for make test; the limit lies far beyond what they take: a busy machine is no failure.
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
 
 PROVISION = "playbooks/provision.yml"
 STATE = "/var/lib/kvtrial"
@@ -214,6 +214,15 @@ class HubStandin(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
+def holding_the_token(site: Site) -> list[str]:
+    """Where the sentinel stands on the host: files, and the journal. The pattern does not match itself."""
+    pattern = SENTINEL.replace("SENTINEL", "[S]ENTINEL")
+    places = f"{STATE} /var/log /run/log /etc /opt /tmp /var/tmp /dev/shm /root /home"
+    files = site.host.sh(f"grep -arl '{pattern}' {places} 2>/dev/null", check=False).splitlines()
+    journal = site.host.sh(f"journalctl --no-pager | grep -c '{pattern}'", check=False)
+    return files + (["the journal"] if journal != "0" else [])
+
+
 @pytest.fixture
 def hub(site: Site) -> Iterator[str]:
     """The stand-in's address, in the controller's namespace."""
@@ -250,16 +259,15 @@ def test_the_token_stands_in_no_output_at_vvvv_and_nowhere_on_the_host(site: Sit
     again = site.plays.play(PROVISION, "-vvvv", fails=False)
     assert SENTINEL not in done.stdout + done.stderr + again.stdout + again.stderr
     assert recap(again)["h1"]["changed"] == 0
-    found = site.host.sh(
-        f"grep -rlF {SENTINEL[:12]}_that {STATE} /var/log /run/log /etc /tmp /root /home 2>/dev/null", check=False
-    )
-    assert found == ""
-    assert "SENTINEL" not in site.host.sh("journalctl --no-pager 2>/dev/null", check=False)
+    assert holding_the_token(site) == []
     assert site.host.sh(f"cat {STATE}/models/Qwen--Qwen3-0.6B-{REVISION[:12]}/model.safetensors") == "weights"
     site.plays.set("h1")
 
 
 def test_the_detector_finds_a_planted_sentinel(site: Site) -> None:
-    site.host.write(f"{STATE}/planted", SENTINEL)
-    assert site.host.sh(f"grep -rlF {SENTINEL[:12]}_that {STATE}") == f"{STATE}/planted"
-    site.host.sh(f"rm {STATE}/planted")
+    for place in (f"{STATE}/planted", "/var/log/planted"):
+        site.host.write(place, f"a line with {SENTINEL} in it\n")
+        assert holding_the_token(site) == [place]
+        site.host.sh(f"rm {place}")
+    site.host.sh(f"logger --tag planted {SENTINEL}; journalctl --sync")
+    assert "the journal" in holding_the_token(site)

@@ -13,6 +13,8 @@ from playing import ROOT, Playbooks
 
 pytestmark = [pytest.mark.full, pytest.mark.e2e_real, pytest.mark.timeout(2400)]
 ENGINE = "/opt/engine"
+QUIET = ("undisturbed", "conditions_equal", "client_honest")
+"""Gates that a busy machine fails. How quiet it was is not what is tested here."""
 
 
 def engine_venv() -> Path:
@@ -53,14 +55,13 @@ def project(playbooks, host_wheels):
 
 def test_the_real_engine_under_its_units_gives_a_sound_campaign(project):
     host = project.fleet.hosts[0]
-    project.play("experiment.yml", "-e", "kvtrial_pairs=2", fails=False, seconds=2000)
+    done = project.play("experiment.yml", "-e", "kvtrial_pairs=2", seconds=2000)
+    assert (project.results / "latest" / "verdict.json").exists(), done.stdout[-6000:]
     verdict = json.loads((project.results / "latest" / "verdict.json").read_text())
     assert verdict["evidence"] == "cpu"
-    assert verdict["verdict"] == "INCONCLUSIVE"
-    # How quiet the machine was is not what is tested here.
-    quiet = ("undisturbed", "conditions_equal", "client_honest")
-    failed = [g for g in verdict["hosts"][0]["gates"] if g["passed"] is not True and g["gate"] not in quiet]
-    assert failed == []
+    failed = [gate for gate in verdict["hosts"][0]["gates"] if gate["passed"] is not True]
+    assert [gate for gate in failed if gate["gate"] not in QUIET] == []
+    assert verdict["verdict"] == ("INVALID" if failed else "INCONCLUSIVE"), verdict["reason"]
     records = [json.loads(path.read_text()) for path in project.results.glob("latest/runs/*/*/record.json")]
     assert len(records) == 4
     for record in records:
@@ -86,9 +87,7 @@ def test_the_record_is_the_local_one(project):
         (r["pair"], r["arm"]): r
         for r in (json.loads(p.read_text()) for p in project.results.glob("latest/runs/*/*/record.json"))
     }
-    project.play(
-        "experiment.yml", "-e", "kvtrial_pairs=2", "-e", "kvtrial_supervisor=process", fails=False, seconds=2000
-    )
+    project.play("experiment.yml", "-e", "kvtrial_pairs=2", "-e", "kvtrial_supervisor=process", seconds=2000)
     local = {
         (r["pair"], r["arm"]): r
         for r in (json.loads(p.read_text()) for p in project.results.glob("latest/runs/*/*/record.json"))

@@ -228,11 +228,6 @@ def refuse(host_name: str, host: HostInput, protocol: Protocol) -> None:
             f"host {host_name}: {note.rstrip('.')}, so its metrics and defects are not known here; pin a vLLM from "
             f"{OLDEST_READ} to {NEWEST_READ}."
         )
-    if host.supervisor == "systemd" and host.client_cpus not in ("auto", "none"):
-        raise UnusableInput(
-            f"host {host_name}: kvtrial_client_cpus={host.client_cpus} needs the engine kept off these CPUs, which is "
-            f"not done for systemd's units; set it to auto, or kvtrial_supervisor to process."
-        )
     if PROMPT_ONLY in host.connector_extra_config:
         raise UnusableInput(
             f"host {host_name}: {PROMPT_ONLY}={host.connector_extra_config[PROMPT_ONLY]!r} of "

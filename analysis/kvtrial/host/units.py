@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+from kvtrial.record.cpulist import as_list, cpu_list
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import HostPlan
 from kvtrial.record.record import Supervision
@@ -30,6 +31,8 @@ BASE_ENVIRONMENT = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "PYTHONUNBUFFERED": 
 SETS_ITSELF = (
     "USER LOGNAME SHELL INVOCATION_ID JOURNAL_STREAM SYSTEMD_EXEC_PID MEMORY_PRESSURE_WATCH MEMORY_PRESSURE_WRITE"
 )
+ANY_CPUS = 1024
+"""More CPUs than a host has. The kernel leaves out those that are not there, so a unit's text needs no host's count."""
 STOP_SLACK_SECONDS = 60
 PROGRAM_STOP_SECONDS = 90
 _ARM = re.compile(r"[a-z0-9][a-z0-9_]*")
@@ -98,11 +101,19 @@ def drop_in(plan: HostPlan, arm: str) -> str:
         f"UnsetEnvironment={SETS_ITSELF}",
         # All else is read-only to the engine; without the folder it compiles anew at every start.
         *([f"ReadWritePaths={quoted('-' + env[CACHE], False)}"] if CACHE in env else []),
+        *([f"CPUAffinity={cpus}"] if (cpus := cpus_beside(plan.client_cpus)) else []),
         f"RuntimeMaxSec={limits.deadline_seconds + STOP_SLACK_SECONDS:.0f}",
         f"TimeoutStopSec={limits.stop_timeout_seconds:.0f}",
         "",
     ]
     return "\n".join(lines)
+
+
+def cpus_beside(client_cpus: str) -> str:
+    """The CPUs of an engine whose client has `client_cpus` for itself, as systemd lists them; "" for no limit."""
+    if client_cpus in ("auto", "none"):
+        return ""
+    return as_list(set(range(ANY_CPUS)) - cpu_list(client_cpus))
 
 
 def drop_in_path(arm: str) -> Path:

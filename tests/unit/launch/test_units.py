@@ -63,6 +63,14 @@ def test_a_drop_in_has_the_launchs_argv_and_environment(plan):
         assert f"TimeoutStopSec={plan.limits.stop_timeout_seconds:.0f}" in lines
 
 
+def test_an_engine_is_kept_off_the_clients_cpus_where_they_are_named(plan):
+    for asked in ("auto", "none"):
+        assert "CPUAffinity" not in units.drop_in(msgspec.structs.replace(plan, client_cpus=asked), "control")
+    for arm in plan.launches:
+        text = units.drop_in(msgspec.structs.replace(plan, client_cpus="0,14-15"), arm)
+        assert "CPUAffinity=1-13,16-1023" in text.splitlines()
+
+
 def test_the_rule_for_sudo_names_whole_commands_only(plan):
     rule = units.sudo_rule(plan.launches)
     assert rule.count("\n") == 1
