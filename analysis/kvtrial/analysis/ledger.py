@@ -62,9 +62,9 @@ def judge_moved(
 ) -> Moved:
     """Whether queueing took what preemption gave, from seconds per request by pair: (of the arm, of the control).
 
-    Given: how much less time requests stall. Taken: how much longer they queue. MOVED is said when the intervals of both
-    lie above 0 and what was given is not shown to be more than what was taken: the interval of taken − given reaches 0.
-    Without six pairs nothing is said either way (None).
+    Given: how much less time requests stall. Taken: how much longer they queue. MOVED is said when the intervals of
+    both lie above 0 and what was given is not shown to be more than what was taken: the interval of taken − given
+    reaches 0. Without six pairs nothing is said either way (None).
     """
     given = [-value for value in differences(*stall)]
     taken = differences(*queue)
