@@ -51,10 +51,12 @@ def known_names(root):
 
 
 def settings(root):
-    """Names that users give on the command line or in an inventory: the pins, and what playbooks take by default."""
+    """Names that users give on the command line or in an inventory: the pins, and what is taken by default."""
     with open(os.path.join(root, "group_vars", "all", "pins.yml"), encoding="utf-8") as file:
         names = set(yaml.safe_load(file) or {})
-    for path in glob.glob(os.path.join(root, "playbooks", "*.yml")):
+    for path in glob.glob(os.path.join(root, "playbooks", "*.yml")) + glob.glob(
+        os.path.join(root, "roles", "*", "defaults", "main.yml")
+    ):
         with open(path, encoding="utf-8") as file:
             names |= set(re.findall(r"\b(kvtrial_[a-z0-9_]+) *\| *default\(", file.read()))
     return {name for name in names if name.startswith("kvtrial_")}

@@ -44,7 +44,7 @@ def announce(protocol: str, inventory: str | None, extra_vars: list[str]) -> lis
     announced: list[list[str]] = []
 
     def keep(event: dict[str, Any]) -> bool:
-        result = event["event_data"].get("res") or {}
+        result = (event.get("event_data") or {}).get("res") or {}
         if event["event"] in ("runner_on_failed", "runner_on_unreachable"):
             failures.append(" ".join(str(result.get("msg", "the plan failed")).split()))
         elif event["event"] == "runner_on_ok" and "announcement" in result:
