@@ -117,13 +117,7 @@ def gather(module):
         "host_programs": program_state.running_programs(state_dir),
         "shared_memory_leftovers": host_facts.shared_memory_leftovers(),
     }
-    facts.update(
-        host_facts.memory(
-            host_facts.parse_meminfo(read("/proc/meminfo")),
-            read("/sys/fs/cgroup/memory.max", 64),
-            read("/sys/fs/cgroup/memory.current", 64),
-        )
-    )
+    facts.update(host_facts.memory(host_facts.parse_meminfo(read("/proc/meminfo")), host_facts.cgroup_memory()))
     facts.update(host_facts.accelerators())
     return facts
 

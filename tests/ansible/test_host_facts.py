@@ -2,7 +2,9 @@
 
 import json
 
+import pytest
 from ansible_collections.kvtrial.vllm.plugins.module_utils import host_facts
+from kvtrial.host import conditions
 
 GIB = 2**30
 
@@ -14,12 +16,34 @@ def test_meminfo_is_in_bytes():
     }
 
 
-def test_a_containers_limit_counts_where_it_is_lower():
-    meminfo = {"MemTotal": 64 * GIB, "MemAvailable": 50 * GIB, "SwapTotal": 0}
-    assert host_facts.memory(meminfo)["ram_available_bytes"] == 50 * GIB
-    limited = host_facts.memory(meminfo, f"{8 * GIB}\n", f"{3 * GIB}\n")
-    assert (limited["ram_total_bytes"], limited["ram_available_bytes"]) == (8 * GIB, 5 * GIB)
-    assert host_facts.memory(meminfo, "max\n", "5\n")["ram_total_bytes"] == 64 * GIB
+MEMINFO = f"MemTotal: {64 * 2**20} kB\nMemAvailable: {50 * 2**20} kB\nSwapTotal: 0 kB\n"
+V1 = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat")
+V2 = ("memory.max", "memory.current", "memory.stat")
+STAT = f"anon {2 * GIB}\ninactive_file {GIB}\nactive_file {GIB}\ntotal_inactive_file {GIB}\ntotal_active_file {GIB}\n"
+
+
+@pytest.mark.parametrize("names", [V1, V2], ids=["v1", "v2"])
+@pytest.mark.parametrize(
+    ("limit", "current", "total", "available"),
+    [
+        (8 * GIB, 5 * GIB, 8 * GIB, 5 * GIB),  # 2 GiB of what is in use are cached files
+        (8 * GIB, GIB, 8 * GIB, 8 * GIB),
+        (60 * GIB, 3 * GIB, 60 * GIB, 50 * GIB),
+        (2**63 - 4096, 5 * GIB, 64 * GIB, 50 * GIB),
+        ("max", 5 * GIB, 64 * GIB, 50 * GIB),
+        (None, None, 64 * GIB, 50 * GIB),
+    ],
+)
+def test_a_containers_limit_counts_for_modules_and_host_program(names, limit, current, total, available, tmp_path):
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    (tmp_path / "memory").mkdir()
+    for name, text in zip(names, (limit, current, STAT), strict=True):
+        if limit is not None:
+            (tmp_path / name).write_text(f"{text}\n")
+    told = host_facts.memory(host_facts.parse_meminfo(MEMINFO), host_facts.cgroup_memory(str(tmp_path)))
+    assert (told["ram_total_bytes"], told["ram_available_bytes"]) == (total, available)
+    seen = conditions.meminfo(tmp_path, tmp_path)
+    assert (seen["MemTotal"], seen["MemAvailable"]) == (total, available)
 
 
 def test_cpu_flags_are_those_that_the_engine_cares_for():
