@@ -25,8 +25,10 @@ GPU_FIELDS = (
     "ecc.mode.current",
     "persistence_mode",
 )
-CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile")
+CPU_FLAGS = ("f16c", "avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile")
 INTEL_VENDOR = "0x8086"
+NVIDIA_VENDOR = "0x10de"
+DISPLAY_CLASS = "0x03"
 MEBIBYTE = 1 << 20
 
 
@@ -42,16 +44,19 @@ def parse_meminfo(text):
 
 
 def parse_cpuinfo(text):
-    """(model name, the flags that matter to the engine's wheels) of the first CPU of /proc/cpuinfo."""
-    model, flags = "", set()
+    """(model name, the flags that matter to the engine's wheels) of the first CPU of /proc/cpuinfo.
+
+    The flags are None where the text names none at all: a sandbox that hides them says nothing about the CPU.
+    """
+    model, flags = "", None
     for line in text.splitlines():
         name, _, value = line.partition(":")
         name = name.strip()
         if name in ("model name", "Processor", "CPU part") and not model:
             model = value.strip()
-        elif name in ("flags", "Features") and not flags:
+        elif name in ("flags", "Features") and flags is None:
             flags = set(value.split())
-    return model, [flag for flag in CPU_FLAGS if flag in flags]
+    return model, None if flags is None else [flag for flag in CPU_FLAGS if flag in flags]
 
 
 def parse_os_release(text):
@@ -155,11 +160,17 @@ def free_bytes(path):
 
 
 def accelerators(dev="/dev", sys="/sys"):
-    """{rocm, xpu}: whether an AMD compute device, or a discrete Intel GPU, is there.
+    """{nvidia, rocm, xpu}: whether an NVIDIA GPU, an AMD compute device, or a discrete Intel GPU is there.
 
-    /dev/kfd is AMD's compute node. Intel's GPUs use a driver named xe or i915; only a card with local memory (`lmem`)
-    is a compute card: an integrated one is not refused.
+    An NVIDIA GPU counts with or without its driver: a host to be provisioned has none yet. /dev/kfd is AMD's compute
+    node. Intel's GPUs use a driver named xe or i915; only a card with local memory (`lmem`) is a compute card: an
+    integrated one is not refused.
     """
+    nvidia = os.path.exists(os.path.join(dev, "nvidiactl")) or any(
+        processes.read_text(os.path.join(device, "vendor"), 64).strip() == NVIDIA_VENDOR
+        and processes.read_text(os.path.join(device, "class"), 64).startswith(DISPLAY_CLASS)
+        for device in glob.glob(os.path.join(sys, "bus", "pci", "devices", "*"))
+    )
     xpu = False
     for vendor in glob.glob(os.path.join(sys, "class", "drm", "card*", "device", "vendor")):
         device = os.path.dirname(vendor)
@@ -167,7 +178,7 @@ def accelerators(dev="/dev", sys="/sys"):
         local_memory += glob.glob(os.path.join(device, "tile0", "physical_vram_size_bytes"))
         if processes.read_text(vendor, 64).strip() == INTEL_VENDOR and local_memory:
             xpu = True
-    return {"rocm": os.path.exists(os.path.join(dev, "kfd")), "xpu": xpu}
+    return {"nvidia": nvidia, "rocm": os.path.exists(os.path.join(dev, "kfd")), "xpu": xpu}
 
 
 def own_processes(state_dir):

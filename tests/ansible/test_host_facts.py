@@ -49,6 +49,8 @@ def test_a_containers_limit_counts_for_modules_and_host_program(names, limit, cu
 def test_cpu_flags_are_those_that_the_engine_cares_for():
     text = "processor: 0\nmodel name\t: Some CPU\nflags\t\t: fpu avx2 avx512f sse\n\nprocessor: 1\nmodel name: Other\n"
     assert host_facts.parse_cpuinfo(text) == ("Some CPU", ["avx2", "avx512f"])
+    assert host_facts.parse_cpuinfo("model name: Old\nflags: fpu sse sse2 avx\n") == ("Old", [])
+    assert host_facts.parse_cpuinfo("model name: Hidden\n") == ("Hidden", None)
 
 
 def test_gpus_are_read_and_missing_values_are_none():
@@ -74,9 +76,23 @@ def test_free_space_is_that_of_the_nearest_existing_parent(tmp_path):
 
 
 def test_rocm_is_seen_by_its_device(tmp_path):
-    assert host_facts.accelerators(str(tmp_path), str(tmp_path)) == {"rocm": False, "xpu": False}
+    none = {"nvidia": False, "rocm": False, "xpu": False}
+    assert host_facts.accelerators(str(tmp_path), str(tmp_path)) == none
     (tmp_path / "kfd").touch()
-    assert host_facts.accelerators(str(tmp_path), str(tmp_path))["rocm"]
+    assert host_facts.accelerators(str(tmp_path), str(tmp_path)) == {**none, "rocm": True}
+
+
+def test_an_nvidia_gpu_is_seen_without_its_driver_and_by_its_driver(tmp_path):
+    device = tmp_path / "bus" / "pci" / "devices" / "0000:05:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x10de\n")
+    (device / "class").write_text("0x068000\n")
+    assert not host_facts.accelerators(str(tmp_path), str(tmp_path))["nvidia"]  # a bridge
+    (device / "class").write_text("0x030200\n")
+    assert host_facts.accelerators(str(tmp_path), str(tmp_path))["nvidia"]
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidiactl").touch()
+    assert host_facts.accelerators(str(tmp_path / "dev"), str(tmp_path / "none"))["nvidia"]
 
 
 def test_only_an_intel_gpu_with_memory_of_its_own_is_an_xpu(tmp_path):
