@@ -165,6 +165,16 @@ def test_a_clone_started_without_its_settings_is_refused(tmp_path, tools):
     assert "Look at the hosts" not in done.stdout
 
 
+@pytest.mark.parametrize("playbook", ["experiment.yml", "provision.yml", "teardown.yml"])
+def test_a_playbook_started_in_its_own_folder_is_refused_with_where_to_start_it(playbook, tools, tmp_path):
+    (tmp_path / "empty.cfg").touch()
+    done = tools.run("ansible-playbook", playbook, cwd=ROOT / "playbooks", ANSIBLE_CONFIG=str(tmp_path / "empty.cfg"))
+    assert done.returncode != 0
+    said = " ".join((done.stdout + done.stderr).split())
+    assert f"change to {ROOT} and start the playbook there" in said, said
+    assert "was not found" not in said
+
+
 def test_a_plan_made_by_hand_is_shown(tools):
     done = tools.run("ansible-playbook", "playbooks/plan.yml")
     assert done.returncode == 0, done.stdout
