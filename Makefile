@@ -2,45 +2,56 @@
 #   make experiment [ARGS='-e kvtrial_pairs=2']     make setup PYTHON=/usr/bin/python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := experiment
-.PHONY: setup experiment run-experiment test test-full lint lock bench-client bench-fleet clean
+.PHONY: setup test-setup experiment run-experiment test test-full lint lock bench-client bench-fleet clean
 
 # Which Python makes .venv; empty: 3.11 if it is there, else 3.12 or 3.13, each with its own lock.
 PYTHON ?=
 BIN := .venv/bin
 CAUSE := .kvtrial/cause
 
+# make reports every failed recipe with a last line of its own. So the cause is kept in a file, the recipe ends well, and
+# the target after it makes make end with the cause. Each step has a file of its own, which its next attempt removes, and
+# which counts for nothing beside a later success.
+end_with = $(if $(shell [ "$(2)" -nt $(1) ] || cat $(1) 2>/dev/null),$(error $(shell sed 's/\.$$//' $(1))))
+keep = @mkdir -p .kvtrial && rm -f $(1); KVTRIAL_CAUSE_FILE=$(1) $(2) || [ -s $(1) ]
+
 setup: .venv/setup-done
+	$(call end_with,$(CAUSE)-setup,.venv/setup-done)
 
 .venv/setup-done: pyproject.toml requirements/install.sh $(wildcard requirements/controller-*.txt)
-	@requirements/install.sh controller $(PYTHON)
+	$(call keep,$(CAUSE)-setup,requirements/install.sh controller "$(PYTHON)")
 
-.venv/test-done: .venv/setup-done $(wildcard requirements/test-*.txt)
-	@requirements/install.sh test
+test-setup: .venv/test-done
+	$(call end_with,$(CAUSE)-test,.venv/test-done)
 
-# make reports every failed recipe with a last line of its own. So the playbook's cause is kept in a file, and make is
-# made to end with it.
+.venv/test-done: .venv/setup-done $(wildcard requirements/test-*.txt) | setup
+	$(call keep,$(CAUSE)-test,requirements/install.sh test)
+
 experiment: run-experiment
-	$(if $(wildcard $(CAUSE)),$(error $(shell sed 's/\.$$//' $(CAUSE))))
+	$(call end_with,$(CAUSE))
 
+# trap: Ctrl-C is for the playbook, which has the last word. Status 2 without a cause: the options were not understood.
 run-experiment: setup
 	@mkdir -p .kvtrial && rm -f $(CAUSE)
-	@status=0; KVTRIAL_CAUSE_FILE=$(CAUSE) $(BIN)/ansible-playbook experiment.yml $(ARGS) || status=$$?; \
+	@trap : INT; status=0; KVTRIAL_CAUSE_FILE=$(CAUSE) $(BIN)/ansible-playbook experiment.yml $(ARGS) || status=$$?; \
 	if [ $$status -gt 128 ]; then echo "The playbook was ended from outside; the same command goes on from there." >$(CAUSE); \
+	elif [ $$status -eq 2 ] && [ ! -s $(CAUSE) ]; then \
+		echo "ansible-playbook does not take ARGS=$$ARGS; $(BIN)/ansible-playbook --help lists what it takes." >$(CAUSE); \
 	elif [ $$status -ne 0 ] && [ ! -s $(CAUSE) ]; then \
 		echo "ansible-playbook ended with status $$status; its last lines say why." >$(CAUSE); fi
 
-test: .venv/test-done
+test: test-setup
 	@tests/run.sh
 
-test-full: .venv/test-done
+test-full: test-setup
 	@tests/run.sh full
 
-lint: .venv/test-done
+lint: test-setup
 	@tests/lint.sh
 
 # QUICK=1: only kvtrial's client and the C reference, about a minute; make test runs that too. See tests/bench/README.md.
 QUICK ?=
-bench-client: .venv/test-done
+bench-client: test-setup
 ifeq ($(QUICK),)
 	@tests/bench/install_peers.sh
 	@PYTHONPATH=tests $(BIN)/python -m bench.client
@@ -49,13 +60,13 @@ else
 endif
 
 # Another release's lock: make lock VLLM=0.33.0. For a commit's wheel also WHEEL=FILE_OR_URL AS_OF=2026-07-30 OUTPUT=FILE.
-lock: .venv/test-done
+lock: test-setup
 	@PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python requirements/lock_engine.py $(VLLM) $(if $(WHEEL),--wheel $(WHEEL)) \
 		$(if $(AS_OF),--as-of $(AS_OF)) $(if $(OUTPUT),--output $(OUTPUT))
 
 # What a provision that changes nothing costs the controller, over HOSTS real hosts on this machine; needs root.
 HOSTS ?= 10
-bench-fleet: .venv/test-done
+bench-fleet: test-setup
 	@$(BIN)/python tests/bench/fleet.py $(HOSTS)
 
 # What campaigns found stays in results/; what they installed, in .kvtrial/, goes by playbooks/teardown.yml -e kvtrial_purge=true.

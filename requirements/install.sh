@@ -5,6 +5,22 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+# Why it ends early, in one sentence; make keeps it in a file, to end with it.
+refuse() { # SENTENCE
+    echo "$1" >&2
+    keep_cause "$1"
+    exit 1
+}
+
+keep_cause() { # SENTENCE
+    if [ -n "${KVTRIAL_CAUSE_FILE:-}" ] && [ ! -s "$KVTRIAL_CAUSE_FILE" ]; then echo "$1" >"$KVTRIAL_CAUSE_FILE"; fi
+}
+
+ended() { # STATUS
+    if [ "$1" -ne 0 ]; then keep_cause "The packages could not be installed into .venv (status $1); the lines above say why."; fi
+}
+trap 'ended $?' EXIT
+
 # A name on PATH may be a shim that doesn't run, so each is tried.
 find_python() {
     local name
@@ -14,21 +30,20 @@ find_python() {
             return
         fi
     done
-    echo "No Python 3.11, 3.12 or 3.13 with its venv module was found; install python3.11 and python3.11-venv." >&2
-    return 1
+    refuse "No Python 3.11, 3.12 or 3.13 with its venv module was found; install python3.11 and python3.11-venv."
 }
 
 lock_of() { # KIND PYTHON
     local version
-    version=$("$2" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+    version=$("$2" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) ||
+        refuse "PYTHON=$2 does not run here; give Python 3.11, 3.12 or 3.13: make setup PYTHON=python3.11"
     case $version in
     3.11) echo "requirements/$1-py311.txt" ;;
     3.12 | 3.13) echo "requirements/$1-py312.txt" ;;
-    *)
-        echo "$2 is Python $version; give Python 3.11, 3.12 or 3.13: make setup PYTHON=python3.11" >&2
-        return 1
-        ;;
+    *) refuse "$2 is Python $version; give Python 3.11, 3.12 or 3.13: make setup PYTHON=python3.11" ;;
     esac
+    "$2" -c 'import ensurepip, venv' >/dev/null 2>&1 ||
+        refuse "PYTHON=$2 has no venv module with pip; install the package python$version-venv, or give another Python."
 }
 
 pip() { .venv/bin/python -m pip --disable-pip-version-check --quiet "$@"; }

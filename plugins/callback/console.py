@@ -12,6 +12,7 @@ description:
   - Like P(ansible.builtin.default#callback), but a sweep over the host programs prints one line for each host whose
     progress has changed, and nothing else.
   - After the recap comes the campaign's answer. If the playbook fails, the last line is the cause, in one sentence.
+  - Interrupted by Ctrl-C, the last line says what goes on by itself and how to pick it up or end it.
 extends_documentation_fragment:
   - default_callback
   - result_format_callback
@@ -28,18 +29,37 @@ requirements:
   - set as stdout in configuration
 """
 
+import atexit
+import os
+import signal
+
 from ansible import constants as C
 from ansible.plugins.callback.default import CallbackModule as Default
 
 SWEEP_TAG = "sweep"
 CAMPAIGN_ACTION = "kvtrial.vllm.campaign"
 INFO_ACTION = "kvtrial.vllm.host_program_info"
+PROGRAM_ACTION = "kvtrial.vllm.host_program"
 DEBUG_ACTIONS = ("ansible.builtin.debug", "debug")
+
+AT_WORK = ("starting", "running")
 
 LOST = "could not be reached"
 GO_ON = (
     "run the same command again when it is back: the other hosts were not held up, and what is whole stays as it is."
 )
+
+
+def interrupted_words(hosts):
+    """What Ctrl-C leaves: `hosts` are those whose host program was at work when last heard of."""
+    if not hosts:
+        return "Interrupted; no host program was started by this command yet, and the same command picks up."
+    return (
+        "Interrupted; on %s the host program and its engine go on by themselves, and the same command picks up: "
+        "finished runs are kept. playbooks/teardown.yml ends them at once; started with -e "
+        "kvtrial_if_controller_gone=stop they end by themselves when nobody has asked for their progress for minutes."
+        % ", ".join(sorted(hosts))
+    )
 
 
 def part(result, name):
@@ -143,6 +163,32 @@ class CallbackModule(Default):
         self._failures = []
         self._answer = []
         self._concluded = True
+        self._at_work = set()
+        self._interrupted = False
+
+    def v2_playbook_on_start(self, playbook):
+        # After Ctrl-C no callback is asked any more, and Ansible's own last words come at the very end.
+        try:
+            before = signal.getsignal(signal.SIGINT)
+            if not callable(before):
+                return
+            main = os.getpid()
+
+            def note(number, frame):
+                self._interrupted = True
+                return before(number, frame)
+
+            def last_words_of_main():
+                if self._interrupted and os.getpid() == main:
+                    words = interrupted_words(self._at_work)
+                    self._write_cause(words)
+                    self._display.display(words, color=C.COLOR_ERROR)
+
+            signal.signal(signal.SIGINT, note)
+            atexit.register(last_words_of_main)
+        except ValueError:
+            # Signals belong to the main thread; whoever runs a playbook in another has Ctrl-C to himself.
+            return
 
     def v2_playbook_on_task_start(self, task, is_conditional):
         if is_sweep(task.tags):
@@ -161,6 +207,8 @@ class CallbackModule(Default):
         if task.action == CAMPAIGN_ACTION and "answer" in values:
             self._answer = list(values["answer"])
             self._concluded = values.get("exit_status", 0) in (0, 3)
+        if task.action == PROGRAM_ACTION:
+            self._at_work.add(part(result, "host").get_name())
         if is_sweep(task.tags):
             if task.action == INFO_ACTION:
                 self._show_progress(part(result, "host").get_name(), values)
@@ -210,6 +258,8 @@ class CallbackModule(Default):
 
     def _show_progress(self, host, values):
         if "state" in values:
+            at_work = values["state"] in AT_WORK and not values.get("died")
+            (self._at_work.add if at_work else self._at_work.discard)(host)
             self._show_line(host, progress_line(host, values))
 
     def _show_line(self, host, line):

@@ -25,8 +25,10 @@ GPU_FIELDS = (
     "ecc.mode.current",
     "persistence_mode",
 )
-CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile")
+CPU_FLAGS = ("f16c", "avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_tile")
 INTEL_VENDOR = "0x8086"
+NVIDIA_VENDOR = "0x10de"
+DISPLAY_CLASS = "0x03"
 MEBIBYTE = 1 << 20
 
 
@@ -42,16 +44,19 @@ def parse_meminfo(text):
 
 
 def parse_cpuinfo(text):
-    """(model name, the flags that matter to the engine's wheels) of the first CPU of /proc/cpuinfo."""
-    model, flags = "", set()
+    """(model name, the flags that matter to the engine's wheels) of the first CPU of /proc/cpuinfo.
+
+    The flags are None where the text names none at all: a sandbox that hides them says nothing about the CPU.
+    """
+    model, flags = "", None
     for line in text.splitlines():
         name, _, value = line.partition(":")
         name = name.strip()
         if name in ("model name", "Processor", "CPU part") and not model:
             model = value.strip()
-        elif name in ("flags", "Features") and not flags:
+        elif name in ("flags", "Features") and flags is None:
             flags = set(value.split())
-    return model, [flag for flag in CPU_FLAGS if flag in flags]
+    return model, None if flags is None else [flag for flag in CPU_FLAGS if flag in flags]
 
 
 def parse_os_release(text):
@@ -106,17 +111,38 @@ def _mebibytes(text):
     return int(text) * MEBIBYTE if text.isdigit() else None
 
 
-def memory(meminfo, cgroup_max_text="", cgroup_current_text=""):
-    """{ram_total_bytes, ram_available_bytes, swap_total_bytes}: a container's own limit counts where it is lower."""
+def cgroup_memory(cgroups="/sys/fs/cgroup"):
+    """(limit, bytes in use that can't be given back) of the cgroup that a container shows as its own; None without one.
+
+    Cached files count as free, as in the kernel's MemAvailable: they go when memory is needed.
+    """
+    for folder, limit_name, usage_name, prefix in (
+        (cgroups, "memory.max", "memory.current", ""),
+        (os.path.join(cgroups, "memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ):
+        limit = processes.read_text(os.path.join(folder, limit_name), 64).strip()
+        usage = processes.read_text(os.path.join(folder, usage_name), 64).strip()
+        if limit.isdigit() and usage.isdigit():
+            lines = [line.split() for line in processes.read_text(os.path.join(folder, "memory.stat")).splitlines()]
+            stat = {fields[0]: int(fields[1]) for fields in lines if len(fields) == 2}
+            cached = stat.get(prefix + "inactive_file", 0) + stat.get(prefix + "active_file", 0)
+            return int(limit), max(0, int(usage) - cached)
+    return None
+
+
+def memory(meminfo, cgroup=None):
+    """{ram_total_bytes, ram_available_bytes, swap_total_bytes}: a container's own limit counts where it is lower.
+
+    `cgroup` as cgroup_memory gives it. The package's kvtrial.host.conditions says this again; a test holds the two
+    together.
+    """
     total, available = meminfo.get("MemTotal", 0), meminfo.get("MemAvailable", 0)
-    limit, current = cgroup_max_text.strip(), cgroup_current_text.strip()
-    if limit.isdigit() and int(limit) < total:
-        total = int(limit)
-        if current.isdigit():
-            available = min(available, max(0, total - int(current)))
+    if cgroup is not None and cgroup[0] < total:
+        total = cgroup[0]
+        available = min(available, max(0, total - cgroup[1]))
     return {
         "ram_total_bytes": total,
-        "ram_available_bytes": min(available, total),
+        "ram_available_bytes": available,
         "swap_total_bytes": meminfo.get("SwapTotal", 0),
     }
 
@@ -134,11 +160,17 @@ def free_bytes(path):
 
 
 def accelerators(dev="/dev", sys="/sys"):
-    """{rocm, xpu}: whether an AMD compute device, or a discrete Intel GPU, is there.
+    """{nvidia, rocm, xpu}: whether an NVIDIA GPU, an AMD compute device, or a discrete Intel GPU is there.
 
-    /dev/kfd is AMD's compute node. Intel's GPUs use a driver named xe or i915; only a card with local memory (`lmem`)
-    is a compute card: an integrated one is not refused.
+    An NVIDIA GPU counts with or without its driver: a host to be provisioned has none yet. /dev/kfd is AMD's compute
+    node. Intel's GPUs use a driver named xe or i915; only a card with local memory (`lmem`) is a compute card: an
+    integrated one is not refused.
     """
+    nvidia = os.path.exists(os.path.join(dev, "nvidiactl")) or any(
+        processes.read_text(os.path.join(device, "vendor"), 64).strip() == NVIDIA_VENDOR
+        and processes.read_text(os.path.join(device, "class"), 64).startswith(DISPLAY_CLASS)
+        for device in glob.glob(os.path.join(sys, "bus", "pci", "devices", "*"))
+    )
     xpu = False
     for vendor in glob.glob(os.path.join(sys, "class", "drm", "card*", "device", "vendor")):
         device = os.path.dirname(vendor)
@@ -146,7 +178,7 @@ def accelerators(dev="/dev", sys="/sys"):
         local_memory += glob.glob(os.path.join(device, "tile0", "physical_vram_size_bytes"))
         if processes.read_text(vendor, 64).strip() == INTEL_VENDOR and local_memory:
             xpu = True
-    return {"rocm": os.path.exists(os.path.join(dev, "kfd")), "xpu": xpu}
+    return {"nvidia": nvidia, "rocm": os.path.exists(os.path.join(dev, "kfd")), "xpu": xpu}
 
 
 def own_processes(state_dir):

@@ -3,6 +3,9 @@
 
 A process is named by (pid, start ticks): a pid alone may have been given to another process since. State Z (zombie)
 counts as dead: it holds nothing and only waits for its parent. `proc` is a parameter so that tests can pass a copy.
+
+The package's kvtrial.host.processes says some of this again: a module is sent to hosts that don't have the package, so
+it can't import it. A test holds the two together.
 """
 
 from __future__ import annotations
@@ -58,6 +61,11 @@ def all_pids(proc="/proc"):
     return sorted(int(name) for name in os.listdir(proc) if name.isdigit())
 
 
+def is_engine(command):
+    """Whether a command line is that of a vLLM engine."""
+    return ENGINE_COMMAND.search(command) is not None
+
+
 def engines(proc="/proc", own=()):
     """Processes that look like a vLLM engine: [{pid, start_ticks, command, own}], by pid.
 
@@ -71,7 +79,7 @@ def engines(proc="/proc", own=()):
     found = []
     for pid, stat in sorted(stats.items()):
         command = read_text(os.path.join(proc, str(pid), "cmdline"), 65536).replace("\0", " ").strip()
-        if ENGINE_COMMAND.search(command):
+        if is_engine(command):
             found.append(
                 {
                     "pid": pid,

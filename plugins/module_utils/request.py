@@ -115,6 +115,8 @@ def _host(host):
     for key in ("engine_args", "connector_extra_config", "sizes", "limits"):
         if key in host:
             result[key] = mapping(host[key], "kvtrial_" + key)
+    if "connector_extra_keys" in host:
+        result["connector_extra_keys"] = names(host["connector_extra_keys"], "kvtrial_connector_extra_keys") or []
     if "engine_env" in host:
         result["engine_env"] = texts(host["engine_env"], "kvtrial_engine_env")
     if "may_be_disturbed" in host:

@@ -45,7 +45,7 @@ facts:
   description:
     - What was read. Stable facts say what the host is (C(architecture), C(cpus), C(cpu_model), C(cpu_flags),
       C(ram_total_bytes), C(swap_total_bytes), C(kernel), C(os), C(glibc), C(module_python), C(gpus),
-      C(gpu_memory_mib), C(driver_version), C(rocm), C(xpu)).
+      C(gpu_memory_mib), C(driver_version), C(nvidia), C(rocm), C(xpu)).
     - Volatile ones are named in RV(volatile); a plan must not depend on them.
   returned: always
   type: dict
@@ -117,13 +117,7 @@ def gather(module):
         "host_programs": program_state.running_programs(state_dir),
         "shared_memory_leftovers": host_facts.shared_memory_leftovers(),
     }
-    facts.update(
-        host_facts.memory(
-            host_facts.parse_meminfo(read("/proc/meminfo")),
-            read("/sys/fs/cgroup/memory.max", 64),
-            read("/sys/fs/cgroup/memory.current", 64),
-        )
-    )
+    facts.update(host_facts.memory(host_facts.parse_meminfo(read("/proc/meminfo")), host_facts.cgroup_memory()))
     facts.update(host_facts.accelerators())
     return facts
 

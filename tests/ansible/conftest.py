@@ -28,6 +28,12 @@ def environment(**changes: str) -> dict[str, str]:
 class Tools:
     """Runs a command of the environment and gives back what it printed."""
 
+    root = ROOT
+    environment = staticmethod(environment)
+
+    def path(self, command: str) -> str:
+        return str(BIN / command)
+
     def run(self, *command: str, cwd: Path = ROOT, **changes: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [str(BIN / command[0]), *command[1:]],

@@ -1,5 +1,11 @@
 """The logic of the screen output."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -79,3 +85,45 @@ def test_a_lost_host_is_the_last_line_with_how_to_go_on_and_others_have_a_line_e
     assert lines == ["h2: no disk."]
     assert cause.startswith("h1 could not be reached: timed out; run the same command again when it is back")
     assert console.last_words([("h1", "port taken", True), ("h2", "port taken", True)], [], True) == ([], "port taken")
+
+
+def test_ctrl_c_says_what_goes_on_and_how_to_choose_otherwise():
+    words = console.interrupted_words({"h2", "h1"})
+    assert words.startswith("Interrupted; on h1, h2 the host program and its engine go on by themselves")
+    for part in ("the same command picks up", "playbooks/teardown.yml", "kvtrial_if_controller_gone=stop"):
+        assert part in words
+    assert "no host program was started" in console.interrupted_words(set())
+
+
+def test_a_host_is_at_work_from_its_start_until_its_end_is_seen():
+    shown = object.__new__(console.CallbackModule)
+    shown._lines, shown._at_work, shown._display = {}, set(), SimpleNamespace(display=lambda line: None)
+    shown._show_progress("h", {"state": "running", "progress": PROGRESS})
+    assert shown._at_work == {"h"}
+    shown._show_progress("h", {"state": "running", "died": True, "progress": PROGRESS})
+    assert shown._at_work == set()
+    shown._show_progress("h", {"state": "running", "progress": PROGRESS})
+    shown._show_progress("h", {"state": "finished", "progress": PROGRESS})
+    assert shown._at_work == set()
+
+
+def test_ctrl_c_has_its_words_in_the_last_line_of_a_playbook(tmp_path, tools):
+    begun, cause = tmp_path / "begun", tmp_path / "cause"
+    task = {"name": "Wait", "ansible.builtin.command": f"sh -c 'touch {begun}; exec sleep 60'"}
+    python = {"ansible_python_interpreter": sys.executable}
+    play = [{"hosts": "localhost", "connection": "local", "gather_facts": False, "vars": python, "tasks": [task]}]
+    (tmp_path / "play.yml").write_text(json.dumps(play))
+    command = [tools.path("ansible-playbook"), "-i", "localhost,", str(tmp_path / "play.yml")]
+    settings = tools.environment(KVTRIAL_CAUSE_FILE=str(cause))
+    with subprocess.Popen(
+        command, env=settings, cwd=tools.root, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, start_new_session=True,
+    ) as running:  # fmt: skip
+        while not begun.exists() and running.poll() is None:
+            time.sleep(0.05)
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGINT)
+        rest = running.stdout.read().strip().splitlines()
+    assert running.returncode not in (0, 2)
+    assert rest[-1].startswith("Interrupted; no host program was started by this command yet"), rest
+    assert cause.read_text().strip() == rest[-1]

@@ -2,7 +2,9 @@
 
 import json
 
+import pytest
 from ansible_collections.kvtrial.vllm.plugins.module_utils import host_facts
+from kvtrial.host import conditions
 
 GIB = 2**30
 
@@ -14,17 +16,41 @@ def test_meminfo_is_in_bytes():
     }
 
 
-def test_a_containers_limit_counts_where_it_is_lower():
-    meminfo = {"MemTotal": 64 * GIB, "MemAvailable": 50 * GIB, "SwapTotal": 0}
-    assert host_facts.memory(meminfo)["ram_available_bytes"] == 50 * GIB
-    limited = host_facts.memory(meminfo, f"{8 * GIB}\n", f"{3 * GIB}\n")
-    assert (limited["ram_total_bytes"], limited["ram_available_bytes"]) == (8 * GIB, 5 * GIB)
-    assert host_facts.memory(meminfo, "max\n", "5\n")["ram_total_bytes"] == 64 * GIB
+MEMINFO = f"MemTotal: {64 * 2**20} kB\nMemAvailable: {50 * 2**20} kB\nSwapTotal: 0 kB\n"
+V1 = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat")
+V2 = ("memory.max", "memory.current", "memory.stat")
+STAT = f"anon {2 * GIB}\ninactive_file {GIB}\nactive_file {GIB}\ntotal_inactive_file {GIB}\ntotal_active_file {GIB}\n"
+
+
+@pytest.mark.parametrize("names", [V1, V2], ids=["v1", "v2"])
+@pytest.mark.parametrize(
+    ("limit", "current", "total", "available"),
+    [
+        (8 * GIB, 5 * GIB, 8 * GIB, 5 * GIB),  # 2 GiB of what is in use are cached files
+        (8 * GIB, GIB, 8 * GIB, 8 * GIB),
+        (60 * GIB, 3 * GIB, 60 * GIB, 50 * GIB),
+        (2**63 - 4096, 5 * GIB, 64 * GIB, 50 * GIB),
+        ("max", 5 * GIB, 64 * GIB, 50 * GIB),
+        (None, None, 64 * GIB, 50 * GIB),
+    ],
+)
+def test_a_containers_limit_counts_for_modules_and_host_program(names, limit, current, total, available, tmp_path):
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    (tmp_path / "memory").mkdir()
+    for name, text in zip(names, (limit, current, STAT), strict=True):
+        if limit is not None:
+            (tmp_path / name).write_text(f"{text}\n")
+    told = host_facts.memory(host_facts.parse_meminfo(MEMINFO), host_facts.cgroup_memory(str(tmp_path)))
+    assert (told["ram_total_bytes"], told["ram_available_bytes"]) == (total, available)
+    seen = conditions.meminfo(tmp_path, tmp_path)
+    assert (seen["MemTotal"], seen["MemAvailable"]) == (total, available)
 
 
 def test_cpu_flags_are_those_that_the_engine_cares_for():
     text = "processor: 0\nmodel name\t: Some CPU\nflags\t\t: fpu avx2 avx512f sse\n\nprocessor: 1\nmodel name: Other\n"
     assert host_facts.parse_cpuinfo(text) == ("Some CPU", ["avx2", "avx512f"])
+    assert host_facts.parse_cpuinfo("model name: Old\nflags: fpu sse sse2 avx\n") == ("Old", [])
+    assert host_facts.parse_cpuinfo("model name: Hidden\n") == ("Hidden", None)
 
 
 def test_gpus_are_read_and_missing_values_are_none():
@@ -50,9 +76,23 @@ def test_free_space_is_that_of_the_nearest_existing_parent(tmp_path):
 
 
 def test_rocm_is_seen_by_its_device(tmp_path):
-    assert host_facts.accelerators(str(tmp_path), str(tmp_path)) == {"rocm": False, "xpu": False}
+    none = {"nvidia": False, "rocm": False, "xpu": False}
+    assert host_facts.accelerators(str(tmp_path), str(tmp_path)) == none
     (tmp_path / "kfd").touch()
-    assert host_facts.accelerators(str(tmp_path), str(tmp_path))["rocm"]
+    assert host_facts.accelerators(str(tmp_path), str(tmp_path)) == {**none, "rocm": True}
+
+
+def test_an_nvidia_gpu_is_seen_without_its_driver_and_by_its_driver(tmp_path):
+    device = tmp_path / "bus" / "pci" / "devices" / "0000:05:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x10de\n")
+    (device / "class").write_text("0x068000\n")
+    assert not host_facts.accelerators(str(tmp_path), str(tmp_path))["nvidia"]  # a bridge
+    (device / "class").write_text("0x030200\n")
+    assert host_facts.accelerators(str(tmp_path), str(tmp_path))["nvidia"]
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidiactl").touch()
+    assert host_facts.accelerators(str(tmp_path / "dev"), str(tmp_path / "none"))["nvidia"]
 
 
 def test_only_an_intel_gpu_with_memory_of_its_own_is_an_xpu(tmp_path):

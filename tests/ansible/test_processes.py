@@ -2,6 +2,7 @@
 
 import pytest
 from ansible_collections.kvtrial.vllm.plugins.module_utils import processes
+from kvtrial.host import processes as host_processes
 
 
 def test_a_process_is_alive_only_with_its_own_start_time(proc):
@@ -60,6 +61,38 @@ def test_an_engine_is_own_if_an_ancestor_is_own(proc):
 )
 def test_keys_are_redacted_and_token_counts_are_not(command, expected):
     assert processes.redact(command) == expected
+
+
+COMMANDS = [
+    "/venv/bin/python3 /venv/bin/vllm serve /models/a --port 1",
+    "vllm serve",
+    "vllm serve m --tokenizer mine --max-num-batched-tokens 4096 --api-key s3cret",
+    "HF_TOKEN=s3cret vllm serve m --hf-token=abc",
+    'vllm serve m --kv-transfer-config {"api_key": "s3cret", "cpu_bytes_to_use": 8}',
+    "python -m vllm.entrypoints.openai.api_server --model m --ssl-keyfile k",
+    "VLLM::EngineCore",
+    "VLLM::EngineCore_DP0",
+    "VLLM::Worker_TP1",
+    "VLLM::APIServer_0",
+    "VLLM::DPCoordinator",
+    "vim vllm-serve.md",
+    "tail -f vllm.log",
+    "/opt/vllm serve-docs",
+    "sleep 5",
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_modules_and_host_program_see_the_same_engines_and_hide_the_same(command):
+    seen = host_processes.command_text(command.replace(" ", "\0").encode() + b"\0")
+    assert seen == command
+    assert host_processes.is_engine(seen) == processes.is_engine(command)
+    assert host_processes.redact(seen) == processes.redact(command)
+
+
+@pytest.mark.parametrize("command", ["VLLM::EngineCore", "VLLM::Worker_TP1", "VLLM::APIServer_0", "vllm serve"])
+def test_each_process_of_an_engine_is_one_to_the_host_program(command):
+    assert host_processes.is_engine(command)
 
 
 def test_a_redacted_command_is_all_that_leaves_the_host(proc):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.kvtrial.vllm.plugins.module_utils import host_facts
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAYBOOKS = [Path("experiment.yml"), *sorted(p.relative_to(ROOT) for p in ROOT.glob("playbooks/*.yml"))]
@@ -150,7 +151,7 @@ def test_a_host_is_refused_in_the_last_line_before_it_is_touched(settings, sente
     last = done.stdout.strip().splitlines()[-1]
     assert sentence in last
     assert cause.read_text().strip() == last
-    assert "Prepare the hosts" not in done.stdout
+    assert "Look at the hosts" not in done.stdout
 
 
 @pytest.mark.parametrize("state_dir", ["", "/", "a/b", "/a/../.."])
@@ -184,7 +185,17 @@ def test_a_clone_started_without_its_settings_is_refused(tmp_path, tools):
     done = tools.run(*command, cwd=tmp_path, ANSIBLE_CONFIG=str(empty))
     assert done.returncode != 0
     assert f"change to {ROOT} and start the playbook there" in " ".join(done.stdout.split())
-    assert "Prepare the hosts" not in done.stdout
+    assert "Look at the hosts" not in done.stdout
+
+
+@pytest.mark.parametrize("playbook", ["experiment.yml", "provision.yml", "teardown.yml"])
+def test_a_playbook_started_in_its_own_folder_is_refused_with_where_to_start_it(playbook, tools, tmp_path):
+    (tmp_path / "empty.cfg").touch()
+    done = tools.run("ansible-playbook", playbook, cwd=ROOT / "playbooks", ANSIBLE_CONFIG=str(tmp_path / "empty.cfg"))
+    assert done.returncode != 0
+    said = " ".join((done.stdout + done.stderr).split())
+    assert f"change to {ROOT} and start the playbook there" in said, said
+    assert "was not found" not in said
 
 
 def test_a_plan_made_by_hand_is_shown(tools):
@@ -209,11 +220,16 @@ CHECK_HOST = """
     - ansible.builtin.include_tasks: "{{ root }}/roles/preflight/tasks/neighbours.yml"
 """
 FACTS = {
+    "architecture": "x86_64",
+    "cpu_model": "Some CPU",
+    "cpu_flags": ["f16c", "avx2"],
+    "nvidia": False,
     "rocm": False,
     "xpu": False,
     "gpus": [],
     "ram_total_bytes": 64 * 2**30,
     "ram_available_bytes": 60 * 2**30,
+    "dev_shm_free_bytes": 30 * 2**30,
     "disk_free_bytes": 2**40,
     "engines": [],
     "gpu_processes": [],
@@ -225,6 +241,10 @@ FOREIGN = [{"pid": 8, "start_ticks": 1, "command": "vllm serve m", "own": False}
 LEFTOVER = [{"path": "/dev/shm/vllm_offload_x.mmap", "bytes": 1, "mapped": False}]
 
 
+def old_cpu_flags():
+    return host_facts.parse_cpuinfo("model name: Some CPU\nflags: fpu sse2 avx avx2\n")[1]
+
+
 @pytest.mark.parametrize(
     ("facts", "backend", "sentence"),
     [
@@ -232,6 +252,17 @@ LEFTOVER = [{"path": "/dev/shm/vllm_offload_x.mmap", "bytes": 1, "mapped": False
         ({"rocm": True}, "cuda", "has an AMD GPU (ROCm)"),
         ({"xpu": True}, "cuda", "has an Intel GPU (XPU)"),
         ({"rocm": True}, "cpu", None),
+        ({"rocm": True, "nvidia": True, "gpus": [{}]}, "cuda", None),
+        ({"rocm": True, "nvidia": True}, "cuda", "nvidia-smi shows no GPU"),
+        (
+            {"cpu_flags": old_cpu_flags()},
+            "cpu",
+            "(Some CPU) has no f16c, the engine's wheels for the CPU need avx2 and f16c",
+        ),
+        ({"cpu_flags": []}, "cpu", "has no avx2 and no f16c"),
+        ({"cpu_flags": None}, "cpu", None),
+        ({"cpu_flags": [], "architecture": "aarch64"}, "cpu", None),
+        ({"cpu_flags": [], "gpus": [{}]}, "cuda", None),
         ({}, "cuda", "nvidia-smi shows no GPU"),
         ({"ram_available_bytes": 2**30}, "cpu", "1073741824 bytes of RAM are available, 8589934592 must stay free"),
         ({"disk_free_bytes": 1}, "cpu", "1 bytes are free below"),
@@ -265,6 +296,51 @@ def test_preflight_refuses_each_fault_and_nothing_else(facts, backend, sentence,
     else:
         assert done.returncode != 0
         assert sentence in last
+
+
+CHECK_MEMORY = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.import_role: {name: kvtrial.vllm.preflight, tasks_from: memory}
+"""
+RESERVE = 2 * 2**30  # of the inventory local
+STOCK_ON_GPU = {
+    "kvtrial_backend": "cuda",
+    "kvtrial_connector_extra_config": {},
+    "kvtrial_engine_args": {"num-gpu-blocks-override": 97, "max-model-len": 2048, "block-size": 32},
+    "kvtrial_sizes": {"tier_bytes": 2**34},
+}
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "sentence"),
+    [
+        ({}, {}, None),
+        ({"ram_available_bytes": RESERVE + 2**28}, {}, "268435456, engine 2684354560, reserve 2147483648)"),
+        ({"ram_available_bytes": RESERVE + 2**28, "engines": OWN}, {}, None),
+        ({"dev_shm_free_bytes": 2**30}, STOCK_ON_GPU, "is a file in /dev/shm from 0.27, where 1073741824 bytes"),
+        ({}, STOCK_ON_GPU, None),
+    ],
+)
+def test_what_the_memory_cant_hold_is_refused_before_anything_is_installed(facts, settings, sentence, tmp_path, tools):
+    (tmp_path / "play.yml").write_text(CHECK_MEMORY)
+    told = {"kvtrial_root": str(ROOT), "__preflight_host": {"facts": {**FACTS, **facts}}, **settings}
+    done = tools.run("ansible-playbook", str(tmp_path / "play.yml"), "-e", json.dumps(told), cwd=ROOT)
+    if sentence is None:
+        assert done.returncode == 0, done.stdout
+    else:
+        assert done.returncode != 0, done.stdout
+        assert sentence in done.stdout.strip().splitlines()[-1], done.stdout
+
+
+def test_the_experiment_looks_at_the_memory_before_it_installs_anything():
+    plays = {play["name"]: play for play in load(ROOT / "playbooks" / "experiment.yml")}
+    names = list(plays)
+    assert names.index("Look at the hosts") < names.index("Prepare the hosts")
+    (check,) = plays["Look at the hosts"]["tasks"]
+    assert check["ansible.builtin.import_role"]["tasks_from"] == "memory"
+    assert [role["role"] for role in plays["Look at the hosts"]["roles"]] == ["kvtrial.vllm.preflight"]
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -150,3 +150,5 @@ def test_a_file_that_lay_in_shared_memory_before_is_never_the_engines(tmp_path):
 def test_keys_are_redacted_from_command_lines():
     assert redact("vllm serve m --api-key s3cret --port 1") == "vllm serve m --api-key *** --port 1"
     assert redact("x --hf-token=abc") == "x --hf-token=***"
+    tokens = "vllm serve m --tokenizer t --max-num-batched-tokens 4096"
+    assert redact(tokens) == tokens

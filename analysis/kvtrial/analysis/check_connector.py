@@ -39,6 +39,7 @@ class KeyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_level: dict[str, Key]
     top_level_not_judged: list[str]
     connectors: dict[str, dict[str, Key]]
+    out_of_tree_specs: dict[str, dict[str, Key]]
     other_connectors: list[str]
     request_params: dict[str, Key]
 
@@ -139,16 +140,19 @@ def _check_top_level(arm: Arm) -> Iterator[Finding]:
 
 def _check_keys(arm: Arm, tier: Tier, table: KeyTable) -> Iterator[Finding]:
     keys = table.connectors[tier.connector]
-    # An out-of-tree spec reads the same dictionary, so a key of its own is no mistake of the user's.
-    foreign_allowed = bool(tier.extra.get("spec_module_path"))
+    module = tier.extra.get("spec_module_path") if "spec_module_path" in keys else None
+    foreign = isinstance(module, str) and bool(module) and module not in table.out_of_tree_specs
+    if isinstance(module, str):
+        keys = keys | table.out_of_tree_specs.get(module, {})
     for name, value in tier.extra.items():
         key = keys.get(name)
         if key is None:
             near = _near(name, list(keys))
-            if foreign_allowed and not near:
-                continue
             owners = [other for other, theirs in table.connectors.items() if name in theirs and other != tier.connector]
             belongs = f"; it is a key of {owners[0]}" if owners else near
+            if foreign:
+                yield _unknown_to_foreign_spec(arm, tier, name, value, str(module), near, belongs)
+                continue
             yield Finding(
                 "unknown_key",
                 "refuse",
@@ -171,6 +175,21 @@ def _check_keys(arm: Arm, tier: Tier, table: KeyTable) -> Iterator[Finding]:
         else:
             yield from _check_value(arm, name, value, key)
     yield from _check_chunk(arm, tier)
+
+
+def _unknown_to_foreign_spec(
+    arm: Arm, tier: Tier, name: str, value: Any, module: str, near: str, belongs: str
+) -> Finding:
+    """An out-of-tree spec reads the same dictionary, so the key may be one of its own; nothing here can tell."""
+    return Finding(
+        "unknown_key",
+        "refuse" if near else "warn",
+        arm.name,
+        f"{name} is no key of {tier.connector} in any version read, and whether the spec of {module} reads it is not "
+        f"known here; vLLM ignores what nobody reads without a word{belongs}.",
+        {"key": name, "value": value, "spec_module_path": module},
+        f"Take {name} out or correct it, or name it in kvtrial_connector_extra_keys if {module} reads it.",
+    )
 
 
 def _obsolete(arm: Arm, tier: Tier, name: str, value: Any, key: Key) -> Finding:

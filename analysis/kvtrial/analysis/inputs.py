@@ -35,6 +35,7 @@ class ModelInput(Struct, frozen=True, forbid_unknown_fields=True):
 class HostInput(Struct, frozen=True, forbid_unknown_fields=True):
     """One host: consent, engine settings, and facts read from it (empty while no host was touched).
 
+    `connector_extra_keys`: keys that an out-of-tree spec of the user's reads in the connector's extra configuration.
     `smaller_model`: what an arm serves that asks for it; its name and its range of token ids count for nothing, since
     all arms are sent the same.
     """
@@ -49,6 +50,7 @@ class HostInput(Struct, frozen=True, forbid_unknown_fields=True):
     engine_args: dict[str, Any] = {}
     engine_env: dict[str, str] = {}
     connector_extra_config: dict[str, Any] = {}
+    connector_extra_keys: list[str] = []
     sizes: dict[str, Any] = {}
     state_dir: str = ""
     ram_reserve_bytes: int | None = None

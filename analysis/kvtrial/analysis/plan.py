@@ -63,6 +63,7 @@ PROMPT_ONLY = "offload_prompt_only"
 POOL_BLOCKS = "num-gpu-blocks-override"
 POOL_BYTES = "kv-cache-memory-bytes"
 DEFAULT_BLOCK_TOKENS = {"cpu": 128, "cuda": 16}
+SPEC_MODULE = "spec_module_path"
 ENGINE_RAM_BYTES = {"cpu": 5 * GIB // 2, "cuda": 8 * GIB}
 ASSUMED_LOG_RATIO_SD = {"cpu": 0.15, "cuda": 0.04}
 """Of a pair's log ratio, before any A/A run on the host: what was seen on two CPU cores and on one H200."""
@@ -206,14 +207,21 @@ def _ladder_phase(
 
 
 def findings(host: HostInput, protocol: Protocol) -> list[Finding]:
-    """What the launch checks say of the arms on a host."""
+    """What the launch checks say of the arms on a host, where keys of a foreign spec are declared or refused."""
     launches = {name: render(host, name, arm) for name, arm in protocol.arms.items()}
-    return check_launches(
+    found = check_launches(
         host.facts,
         {"version": host.vllm_version, "backend": host.backend},
         {name: {"args": launch.argv[2:], "env": launch.env} for name, launch in launches.items()},
         {"kv_bytes_per_token": host.model.kv_bytes_per_token},
     )
+    foreign = [finding for finding in found if finding.class_ == "unknown_key" and SPEC_MODULE in finding.numbers]
+    undeclared = [
+        msgspec.structs.replace(finding, severity="refuse")
+        for finding in foreign
+        if finding.numbers["key"] not in host.connector_extra_keys
+    ]
+    return undeclared + [finding for finding in found if finding not in foreign]
 
 
 def refuse(host_name: str, host: HostInput, protocol: Protocol) -> None:

@@ -11,6 +11,8 @@ from kvtrial.record.record import Conditions
 
 GPU_FIELDS = ("name", "uuid", "driver_version", "memory.total", "clocks.sm", "clocks.max.sm", "persistence_mode",
               "mig.mode.current", "clocks_event_reasons.active")  # fmt: skip
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
 
 
 _SLOWDOWNS = 0x08 | 0x20 | 0x40 | 0x80
@@ -24,13 +26,45 @@ def _read(path: str) -> str | None:
         return None
 
 
-def meminfo() -> dict[str, int]:
-    """/proc/meminfo in bytes."""
+def cgroup_memory(cgroups: Path = CGROUPS) -> tuple[int, int] | None:
+    """(limit, bytes in use that can't be given back) of the cgroup that a container shows as its own; None without one.
+
+    Cached files count as free, as in the kernel's MemAvailable: they go when memory is needed.
+    """
+    for folder, limit_name, usage_name, prefix in (
+        (cgroups, "memory.max", "memory.current", ""),
+        (cgroups / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            limit, usage = (int((folder / name).read_text()) for name in (limit_name, usage_name))
+            stat = _numbers(folder / "memory.stat", " ")
+            cached = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
+            return limit, max(0, usage - cached)
+    return None
+
+
+def meminfo(proc: Path = PROC, cgroups: Path = CGROUPS) -> dict[str, int]:
+    """/proc/meminfo in bytes, with MemTotal and MemAvailable as a container's own limit leaves them, where it is lower.
+
+    plugins/module_utils/host_facts.py says this again for modules, which are sent to hosts without this package; a test
+    holds the two together.
+    """
+    values = _numbers(proc / "meminfo", ":")
+    cgroup = cgroup_memory(cgroups)
+    if cgroup is not None and cgroup[0] < values["MemTotal"]:
+        limit, used = cgroup
+        values["MemTotal"] = limit
+        values["MemAvailable"] = min(values["MemAvailable"], max(0, limit - used))
+    return values
+
+
+def _numbers(file: Path, separator: str) -> dict[str, int]:
+    """Lines of a name and a number, in bytes where they are in kB."""
     values = {}
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        parts = rest.split()
-        values[name] = int(parts[0]) * (1024 if len(parts) > 1 else 1)
+    for line in file.read_text().splitlines():
+        name, _, rest = line.partition(separator)
+        if parts := rest.split():
+            values[name] = int(parts[0]) * (1024 if len(parts) > 1 else 1)
     return values
 
 

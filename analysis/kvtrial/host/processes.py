@@ -2,6 +2,9 @@
 
 A process is named by (pid, start ticks): a pid alone may have been given to another process since. State Z (zombie)
 counts as dead: it holds nothing and only waits for its parent.
+
+What an engine looks like and what is hidden of a command line is said again in plugins/module_utils/processes.py, which
+runs where this package isn't installed; a test holds the two together.
 """
 
 import contextlib
@@ -20,7 +23,9 @@ from kvtrial.record.record import Socket
 PROC = Path("/proc")
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-ENGINE_COMMAND = re.compile(rb"(^|[/\0 ])vllm[\0 ]serve[\0 ]|vllm\.entrypoints\.|VLLM::EngineCore")
+ENGINE_COMMAND = re.compile(r"(^|[/ ])vllm serve( |$)|vllm\.entrypoints\.|VLLM::(EngineCore|Worker|APIServer)")
+SECRET = re.compile(r"(-{0,2}[\w-]*(?:key|token(?!s|iz)|password|secret)[\w-]*)([= ])([^\s,}\"']+)", re.IGNORECASE)
+COMMAND_CHARACTERS = 300
 LISTEN = "0A"
 
 
@@ -86,21 +91,31 @@ def command_line(pid: int) -> bytes:
         return b""
 
 
+def command_text(raw: bytes) -> str:
+    """A raw argv as one line."""
+    return raw.replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def is_engine(command: str) -> bool:
+    """Whether a command line is that of a vLLM engine."""
+    return ENGINE_COMMAND.search(command) is not None
+
+
 def foreign_engines(own: set[int]) -> list[tuple[int, str]]:
     """(pid, shortened command) of inference engines on this machine that are not in `own`."""
     found = []
     for process in all_processes():
         if process.pid in own or process.pid == os.getpid():
             continue
-        command = command_line(process.pid)
-        if ENGINE_COMMAND.search(command):
-            found.append((process.pid, redact(command.replace(b"\0", b" ").decode(errors="replace"))[:120].strip()))
+        command = command_text(command_line(process.pid))
+        if is_engine(command):
+            found.append((process.pid, redact(command)[:COMMAND_CHARACTERS]))
     return found
 
 
 def redact(command: str) -> str:
     """A command line without the values of keys and tokens."""
-    return re.sub(r"(--?[\w-]*(?:key|token|password|secret)[\w-]*)([= ])\S+", r"\1\2***", command, flags=re.IGNORECASE)
+    return SECRET.sub(r"\1\2***", command)
 
 
 def _decode_address(text: str) -> tuple[str, int]:

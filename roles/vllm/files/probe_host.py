@@ -5,15 +5,11 @@ part of the question.
 """
 
 import ctypes
-import glob
 import json
 import os
 import platform
 import shutil
 import sys
-
-INTEL_VENDOR = "0x8086"
-DISPLAY_CLASS = "0x03"
 
 
 def read(path):
@@ -50,15 +46,6 @@ def nearest_existing(path):
     return path
 
 
-def has_intel_gpu():
-    """Whether a display device of Intel's is there."""
-    devices = glob.glob("/sys/class/drm/card*/device")
-    return any(
-        read(device + "/vendor") == INTEL_VENDOR and read(device + "/class").startswith(DISPLAY_CLASS)
-        for device in devices
-    )
-
-
 def marker_content(path):
     """The marker's content, or None where it is missing or torn."""
     try:
@@ -69,7 +56,6 @@ def marker_content(path):
 
 def main():
     venv, marker = os.path.abspath(sys.argv[1]), sys.argv[2]
-    nvidia = os.path.exists("/dev/nvidiactl") or os.path.exists("/proc/driver/nvidia/version")
     usable = os.access(os.path.join(venv, "bin", "python"), os.X_OK)
     print(
         json.dumps(
@@ -80,8 +66,6 @@ def main():
                 "can_make_venv": can_import("ensurepip") and can_import("venv"),
                 "has_libnuma": can_load("libnuma.so.1"),
                 "free_bytes": shutil.disk_usage(nearest_existing(venv)).free,
-                "has_rocm": os.path.exists("/dev/kfd") and not nvidia,
-                "has_xpu": bool(shutil.which("xpu-smi")) or (has_intel_gpu() and not nvidia),
                 "exists": os.path.lexists(venv),
                 "is_ours": os.path.isfile(os.path.join(venv, "pyvenv.cfg"))
                 or not (os.path.isdir(venv) and os.listdir(venv)),

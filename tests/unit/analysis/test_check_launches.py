@@ -237,8 +237,17 @@ def test_a_key_beside_the_extra_config_instead_of_inside():
 
 def test_a_spec_of_one_s_own_may_have_keys_of_its_own():
     own = {"spec_name": "HostSpec", "spec_module_path": "host_spec"}
-    assert check(connector(good(), emulated_bytes_per_s=1, **own)) == []
-    assert classes(check(connector(good(), cpu_bytes_to_used=1, **own))) == ["unknown_key"]
+    (found,) = check(connector(good(), emulated_bytes_per_s=1, **own))
+    assert (found.class_, found.severity) == ("unknown_key", "warn")
+    assert "whether the spec of host_spec reads it" in found.reason
+    assert "kvtrial_connector_extra_keys" in found.do
+    assert classes(check(connector(good(), cpu_bytes_to_used=1, **own)), "refuse") == ["unknown_key"]
+
+
+@pytest.mark.parametrize("name", ["my_magic_knob", "lazy_offload", "cpu_bytes_to_used"])
+def test_the_project_s_own_spec_has_no_keys_beside_vllm_s(name):
+    own = {"spec_name": "HostOffloadingSpec", "spec_module_path": "kvtrial_host_offload"}
+    assert classes(check(connector(good("0.32.0"), **{name: True}, **own)), "refuse") == ["unknown_key"]
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,12 @@ def refusal(**changes) -> str:
     return sentence
 
 
+def test_a_key_that_is_declared_for_a_spec_of_one_s_own_is_taken():
+    config = {"spec_module_path": "mine", "knob": 5, "block_sizes": 1}
+    planned = plan(connector_extra_config=config, connector_extra_keys=["knob", "block_sizes"])
+    assert '"knob":5' in " ".join(planned.hosts[0].launches["offload"].argv)
+
+
 @given(seed=st.integers(0, 2**31), pairs=st.sampled_from([2, 6, 8]))
 @settings(max_examples=15, deadline=None)
 def test_same_inputs_give_the_same_bytes(seed, pairs):
@@ -167,6 +173,13 @@ REFUSALS = [
     ({"sizes": {"prompt_tokens": 512}}, ["512 tokens end at the edge of a block", "528"]),
     ({"sizes": {"chunk_tokens": 100}}, ["100", "not a multiple", "32"]),
     ({"connector_extra_config": {"cpu_byte_to_use": 1}}, ["cpu_byte_to_use", "cpu_bytes_to_use"]),
+    ({"connector_extra_config": {"my_magic_knob": 5}}, ["my_magic_knob is no key of OffloadingConnector"]),
+    ({"connector_extra_config": {"my_magic_knob": 5}, "connector_extra_keys": ["my_magic_knob"]}, ["my_magic_knob"]),
+    ({"connector_extra_config": {"lazy_offload": True}}, ["lazy_offload", "a key of SimpleCPUOffloadConnector"]),
+    (
+        {"connector_extra_config": {"spec_module_path": "mine", "knob": 5}, "connector_extra_keys": ["other"]},
+        ["knob is no key", "whether the spec of mine reads it", "kvtrial_connector_extra_keys"],
+    ),
     ({"engine_args": {"kv-offloading-size": 4}}, ["--kv-offloading-size", "--kv-transfer-config", "4294967296"]),
     ({"engine_args": {"host": "0.0.0.0"}}, ["0.0.0.0", "127.0.0.1"]),
     ({"engine_args": {"port": 9}}, ["port", "kvtrial_port"]),
