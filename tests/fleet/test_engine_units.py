@@ -47,7 +47,11 @@ def seen(project):
     """What could be seen of h1's engine while the campaign ran, and how the playbook ended."""
     host = project.fleet.hosts[0]
     running = project.start("experiment.yml", "-e", "kvtrial_pairs=2")
-    show_pid = "systemctl show -P MainPID kvtrial-engine@offload.service"
+    # A unit has a main process before that has become the engine; it is active from then on (Type=exec).
+    show_pid = (
+        "unit=kvtrial-engine@offload.service; [ $(systemctl show -P ActiveState $unit) != active ] && echo 0 ||"
+        "systemctl show -P MainPID $unit"
+    )
     try:
         wait(lambda: running.is_over() or host.sh(show_pid) != "0", 600)
         assert not running.is_over(), running.log.read_text()[-4000:]
