@@ -89,7 +89,9 @@ def test_after_ctrl_c_the_playbook_has_the_last_word(project):
     )
     playbook.chmod(0o755)
     with subprocess.Popen(["make", "experiment"], cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, start_new_session=True) as running:  # fmt: skip
+                          stderr=subprocess.STDOUT, text=True, start_new_session=True,
+                          # Tests that run in the background are started with Ctrl-C ignored, which is inherited.
+                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as running:  # fmt: skip
         assert running.stdout.readline() == "started\n"
         os.killpg(running.pid, signal.SIGINT)
         rest = running.stdout.read().strip().splitlines()
