@@ -26,10 +26,14 @@ def made(project: Path) -> None:
     (project / ".venv" / "setup-done").touch()
 
 
+def environment() -> dict[str, str]:
+    """This one, as if no make had started these tests."""
+    return {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+
+
 def make(project: Path, *words: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    return subprocess.run(["make", *words], cwd=project, env={**kept, **changes}, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    env = {**environment(), **changes}
+    return subprocess.run(["make", *words], cwd=project, env=env, capture_output=True, text=True, check=False)
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -89,7 +93,7 @@ def test_after_ctrl_c_the_playbook_has_the_last_word(project):
     )
     playbook.chmod(0o755)
     with subprocess.Popen(["make", "experiment"], cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, start_new_session=True,
+                          stderr=subprocess.STDOUT, text=True, start_new_session=True, env=environment(),
                           # Tests that run in the background are started with Ctrl-C ignored, which is inherited.
                           preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as running:  # fmt: skip
         assert running.stdout.readline() == "started\n"
