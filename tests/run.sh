@@ -39,13 +39,13 @@ engine_installed() {
 
 host_lane() {
     stage host tests -m "$selection" tests/host
+    stage unit tests -m "$selection" tests/unit
     stage install engine_installed
     stage engine tests -m "$selection" tests/engine
 }
 
 playbook_lane() {
     stage lint tests/lint.sh
-    stage unit tests -m "$selection" tests/unit
     stage ansible tests -m "$selection" tests/ansible
     engine_installed >/dev/null
     stage playbooks tests -m "${selection:+$selection and }not e2e_real" tests/e2e
