@@ -130,11 +130,10 @@ def send_marker(base_url: str, model: str, request: RequestSpec, timeout_seconds
     A working set that is larger than the KV cache and sent in its order finds nothing of itself, emptied or not. What
     was used last is there, so this prompt shows whether a reset empties. Raises httpx.HTTPError.
     """
-    marker = replace(request, max_tokens=1, stop_after=None, stop_token_id=None)
+    body = request_body(model, replace(request, max_tokens=1, stop_after=None, stop_token_id=None))
     headers = {"Content-Type": "application/json"}
     with httpx.Client(base_url=base_url, timeout=timeout_seconds) as client:
         for _ in range(MARKER_SENDS):
-            body = request_body(model, marker)
             client.post("/v1/completions", content=body, headers=headers).raise_for_status()
 
 

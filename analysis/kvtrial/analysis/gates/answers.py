@@ -211,15 +211,10 @@ def wrong_answers(runs: Iterable[RunRecord], parameters: AnswersEqual) -> list[E
     ]
 
 
-def divergence(context: GateContext, arm: str, phase_name: str) -> tuple[int, int]:
-    """Answers of a phase that differ between an arm and the control in the same pair, and how many were compared."""
-    return compare_answers(context, arm, context.protocol.control, phase_name)
-
-
 def _divergence_by_hit(
     context: GateContext, arm: str, hit: str, returned: str
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """`divergence` of the prompts that the arm's own hit verified, and of the others."""
+    """(differing, compared) against the control, of the prompts that the arm's own hit verified, and of the others."""
     counts = {True: [0, 0], False: [0, 0]}
     for pair in context.pairs.valid:
         verified = _in_both(pair.runs[arm], hit, returned).keys()
