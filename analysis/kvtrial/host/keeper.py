@@ -144,6 +144,19 @@ class Sampler:
         self.count += 1
         return memory["MemAvailable"]
 
+    def foreign_engines(self) -> list[tuple[int, str]]:
+        """(pid, command) of engines that are not this one.
+
+        Until it executes its own program, a child that the engine has forked since the last sample looks like an
+        engine: who belongs to ours is asked after who looks like one, and who is gone by then was none.
+        """
+        found = foreign_engines({*self.pids, *self.own_pids})
+        if not found:
+            return []
+        processes = all_processes()
+        strangers = {p.pid for p in processes} - {p.pid for p in members(processes, self.root.pid, self.root.pid)}
+        return [(pid, command) for pid, command in found if pid in strangers]
+
     def _sample_gpus(self, all_pids: set[int], engines: set[int]) -> None:
         gpus = nvidia_smi("memory.used", "clocks.sm", "power.draw", "clocks_event_reasons.active")
         if not gpus:
@@ -320,7 +333,7 @@ def _watch(
             return "deadline", engine
         if available < spec.ram_reserve_bytes:
             return "ram_below_reserve", engine
-        if sampler.count % FOREIGN_EVERY == 0 and foreign_engines({*sampler.pids, *spec.own_pids, os.getpid()}):
+        if sampler.count % FOREIGN_EVERY == 0 and sampler.foreign_engines():
             return "foreign_engine", engine
         readable, _, _ = select.select([sys.stdin], [], [], SAMPLE_SECONDS)
         if readable and not os.read(sys.stdin.fileno(), 1):
