@@ -30,14 +30,11 @@ from msgspec import Struct
 
 import kvtrial
 from kvtrial.analysis.answer import NO_RECORD, cause, ten_lines
-from kvtrial.analysis.export import write_summary
 from kvtrial.analysis.inputs import Request, read_request
 from kvtrial.analysis.laddering import ladder_lines
 from kvtrial.analysis.plan import PROMPT_ONLY, findings, for_host, make_plan, requested_protocol
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.protocols import is_path
-from kvtrial.analysis.report import build_report
-from kvtrial.analysis.summary import to_frame
 from kvtrial.analysis.textfile import to_textfile
 from kvtrial.analysis.traces import TRACES_FOLDER, read_traces, trace_sentence
 from kvtrial.analysis.verdict import LEAST_SHARE_OF_HOSTS
@@ -603,6 +600,11 @@ def _campaign_seconds(directory: Path) -> float | None:
 @disk_errors_said()
 def write_outputs(directory: Path, verdict: Verdict) -> None:
     """Write verdict.json, summary.csv/.parquet, metrics.prom and report.html."""
+    # pandas and matplotlib take over a second to import: planning and sweeping go without.
+    from kvtrial.analysis.export import write_summary
+    from kvtrial.analysis.report import build_report
+    from kvtrial.analysis.summary import to_frame
+
     campaign = read_campaign(directory)
     records = [record for runs in read_records(directory).values() for record in runs]
     frame = to_frame(records)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
-from scipy import stats
+from scipy import special
 
 from kvtrial.analysis.effect import Interval
 
@@ -53,7 +53,7 @@ def combine(hosts: Sequence[Interval], confidence: float = 0.95) -> Combined:
     freedom = len(hosts) - 1
     factor = max(1.0, _q(effects, weights, mean) / freedom)
     error = math.sqrt(factor / math.fsum(weights))
-    reach = float(stats.t.ppf((1 + confidence) / 2, freedom)) * error
+    reach = float(special.stdtrit(freedom, (1 + confidence) / 2)) * error
     fixed = [1 / variance for variance in variances]
     q = _q(effects, fixed, _mean(effects, fixed))
     interval = Interval(
@@ -61,11 +61,11 @@ def combine(hosts: Sequence[Interval], confidence: float = 0.95) -> Combined:
         low=mean - reach,
         high=mean + reach,
         confidence=confidence,
-        p_value=float(2 * stats.t.sf(abs(mean) / error, freedom)),
+        p_value=float(2 * special.stdtr(freedom, -abs(mean) / error)),
         pairs=sum(host.pairs for host in hosts),
         sd=error * math.sqrt(len(hosts)),
     )
-    detectable = error * float(stats.t.ppf((1 + confidence) / 2, freedom) + stats.t.ppf(0.8, freedom))
+    detectable = error * float(special.stdtrit(freedom, (1 + confidence) / 2) + special.stdtrit(freedom, 0.8))
     return Combined(interval, detectable, tau2, max(0.0, 1 - freedom / q) if q > 0 else 0.0, q)
 
 
@@ -108,7 +108,7 @@ def odd_hosts(hosts: Mapping[str, Interval], classes: Mapping[str, str]) -> list
         weights = [1 / variance[other] for other in others]
         mean = _mean([usable[other].estimate for other in others], weights)
         deviation = (host.estimate - mean) / math.sqrt(variance[name] + 1 / math.fsum(weights))
-        found.append(OddHost(name, deviation, float(2 * stats.t.sf(abs(deviation), freedom[name]))))
+        found.append(OddHost(name, deviation, float(2 * special.stdtr(freedom[name], -abs(deviation)))))
     found.sort(key=lambda odd: odd.p_value)
     kept = [rank for rank, odd in enumerate(found, start=1) if odd.p_value <= FALSE_DISCOVERY_RATE * rank / len(found)]
     return found[: max(kept, default=0)]

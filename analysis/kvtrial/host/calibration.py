@@ -10,7 +10,6 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
 import msgspec
 from msgspec import Struct
 
@@ -18,6 +17,7 @@ import kvtrial
 from kvtrial.host.conditions import read_conditions
 from kvtrial.host.load.client import run_load_blocking
 from kvtrial.host.load.honesty import cpu_ticks, quantile, steal_share
+from kvtrial.host.loopback import loopback_client
 from kvtrial.host.processes import foreign_engines
 from kvtrial.host.stamped_server import MODEL, Schedule, ServedRequest, Stamps, running_server
 from kvtrial.record.calibration import (
@@ -192,7 +192,7 @@ def _measure(port: int, step: _Step) -> CalibrationLevel:
         deadlock_seconds=_TIMEOUT_SECONDS,
     )
     results: list[RequestResult] = []
-    with httpx.Client(base_url=base_url, timeout=_TIMEOUT_SECONDS) as control:
+    with loopback_client(base_url, _TIMEOUT_SECONDS) as control:
         control.post("/kvtrial/schedule", content=msgspec.json.encode(step.schedule)).raise_for_status()
         outcome = run_load_blocking(spec, requests, results.append)
         stamps = msgspec.json.decode(control.post("/kvtrial/stamps").raise_for_status().content, type=Stamps)

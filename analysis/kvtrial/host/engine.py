@@ -19,6 +19,7 @@ import httpx
 import msgspec
 
 from kvtrial.host.keeper import EngineExit, EngineProcess, KeeperSpec, reap_leftover
+from kvtrial.host.loopback import loopback_client
 from kvtrial.host.memory import MemoryWatch
 from kvtrial.host.processes import (
     all_processes,
@@ -61,7 +62,7 @@ class Engine:
         self.unit = engine_unit(launch.arm) if plan.supervisor == "systemd" else ""
         self.log = engine_log(launch.arm) if self.unit else directory / "engine.log"
         self.base_url = f"http://127.0.0.1:{launch.port}"
-        self.client = httpx.Client(base_url=self.base_url, timeout=10.0)
+        self.client = loopback_client(self.base_url, 10.0)
         self.pool = ThreadPoolExecutor(max_workers=1)
         cpus = sorted(engine_cpus(plan.client_cpus))
         scratch = "" if self.unit else tempfile.mkdtemp(prefix="kvtrial-")
@@ -135,8 +136,8 @@ class Engine:
         """
 
         def ask() -> dict[str, Any]:
-            address = f"{self.base_url}/server_info"
-            answer = httpx.get(address, params={"config_format": "json"}, timeout=CONFIG_TIMEOUT_SECONDS)
+            with loopback_client(self.base_url, CONFIG_TIMEOUT_SECONDS) as client:
+                answer = client.get("/server_info", params={"config_format": "json"})
             config = flatten(answer.json()) if answer.status_code == 200 else {}
             return {path: value for path, value in config.items() if not path.startswith("system_env.")}
 

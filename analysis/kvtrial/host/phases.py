@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-import httpx
 from msgspec import Struct
 
 from kvtrial.host.affinity import Pinning
 from kvtrial.host.load.client import run_load_blocking
+from kvtrial.host.loopback import loopback_client
 from kvtrial.host.workload import load_spec, phase_requests
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.exposition import NOT_SETTLED, parse_page, read_page
@@ -44,7 +44,7 @@ def settled_scrape(base_url: str, vllm_version: str, model: str) -> Scrape:
     """
     started = time.monotonic()
     caveats: list[str] = []
-    with httpx.Client(base_url=base_url, timeout=SCRAPE_TIMEOUT_SECONDS) as client:
+    with loopback_client(base_url, SCRAPE_TIMEOUT_SECONDS) as client:
         text = client.get("/metrics").raise_for_status().text
         while True:
             time.sleep(SETTLE_GAP_SECONDS)

@@ -16,6 +16,7 @@ import httpx
 from msgspec.structs import replace
 
 from kvtrial.host.load.spool import request_body
+from kvtrial.host.loopback import loopback_client
 from kvtrial.record.exposition import metric_table
 from kvtrial.record.load import RequestResult, RequestSpec
 from kvtrial.record.pressure import (
@@ -132,7 +133,7 @@ def send_marker(base_url: str, model: str, request: RequestSpec, timeout_seconds
     """
     body = request_body(model, replace(request, max_tokens=1, stop_after=None, stop_token_id=None))
     headers = {"Content-Type": "application/json"}
-    with httpx.Client(base_url=base_url, timeout=timeout_seconds) as client:
+    with loopback_client(base_url, timeout_seconds) as client:
         for _ in range(MARKER_SENDS):
             client.post("/v1/completions", content=body, headers=headers).raise_for_status()
 
@@ -146,7 +147,7 @@ def reset_caches(base_url: str, vllm_version: str, connector: str | None) -> Res
     started = time.monotonic()
     external = connector is not None and within(vllm_version, RESET_EXTERNAL_SINCE, None)
     detail, tries = "", 0
-    with httpx.Client(base_url=base_url, timeout=TIMEOUT_SECONDS) as client:
+    with loopback_client(base_url, TIMEOUT_SECONDS) as client:
         while tries < RESET_TRIES:
             tries += 1
             try:

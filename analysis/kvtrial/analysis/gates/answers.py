@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from msgspec import Struct, field
-from scipy import stats
 
 from kvtrial.analysis.faults import EngineFault
 from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, gate, phase_of, some, where
@@ -237,6 +236,8 @@ def _more_often(these: tuple[int, int], those: tuple[int, int]) -> bool:
     """Whether (differing, compared) of these shows more differences than that of those."""
     if not these[0] or not those[1]:
         return False
+    from scipy import stats  # most of a second to import, and seldom needed
+
     table = [[these[0], these[1] - these[0]], [those[0], those[1] - those[0]]]
     return bool(stats.fisher_exact(table, alternative="greater").pvalue < UNVERIFIED_P_MIN)
 

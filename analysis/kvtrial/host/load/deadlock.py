@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import httpx
 
+from kvtrial.host.loopback import loopback_client
+
 _POLL_SECONDS = 1.0
 _TIMEOUT_SECONDS = 5.0
 _GAUGE = re.compile(r"^vllm:num_requests_(running|waiting)(?:\{[^\n]*\})? ([^\s]+)", re.MULTILINE)
@@ -85,7 +87,7 @@ class DeadlockWatch:
     def _ask(self) -> tuple[float, float] | None:
         """The engine's queue if it says it is healthy."""
         try:
-            with httpx.Client(base_url=self._base_url, timeout=_TIMEOUT_SECONDS) as client:
+            with loopback_client(self._base_url, _TIMEOUT_SECONDS) as client:
                 if client.get("/health").status_code != 200:
                     return None
                 return queue_of(client.get("/metrics").raise_for_status().text)
