@@ -65,7 +65,7 @@ EVIDENCE_LIMITS = {
 EVIDENCE_NAMES = {"gpu": "real engine on GPUs", "cpu": "real engine on a CPU", "standin": "stand-in", None: "none"}
 PROOF_GATES = ("treatment_delivered", "prefix_evicted", "control_untreated")
 
-GateState = Literal["failed", "undecided", "passed"]
+GateState = Literal["failed", "undecided", "passed", "not_required"]
 
 
 # ---------------------------------------------------------------------------------------------------------- numbers
@@ -318,10 +318,15 @@ def primary_of(comparisons: Iterable[ComparisonResult]) -> ComparisonResult | No
 
 
 def gate_state(results: Sequence[GateResult]) -> GateState:
-    """The state of one gate over hosts: one failure fails it, one "cannot be decided" leaves it undecided."""
+    """The state of one gate over hosts: one failure fails it, one "cannot be decided" leaves it undecided.
+
+    Hosts that don't require it don't count, unless none does.
+    """
     if any(result.passed is False for result in results):
         return "failed"
-    return "undecided" if any(result.passed is None for result in results) else "passed"
+    if any(result.undecided for result in results):
+        return "undecided"
+    return "passed" if any(result.passed for result in results) else "not_required"
 
 
 def gates_by_name(verdict: Verdict) -> dict[str, list[tuple[str, GateResult]]]:
@@ -337,7 +342,7 @@ def gates_by_name(verdict: Verdict) -> dict[str, list[tuple[str, GateResult]]]:
         known = found.setdefault(result.gate, [])
         if not known or gate_state([other for _, other in known]) != gate_state([result]):
             known.append(("", result))
-    order = {"failed": 0, "undecided": 1, "passed": 2}
+    order = {"failed": 0, "undecided": 1, "passed": 2, "not_required": 3}
     ranked = sorted(found.items(), key=lambda item: order[gate_state([result for _, result in item[1]])])
     return dict(ranked)
 
@@ -348,8 +353,9 @@ def _gates_in_state(verdict: Verdict, state: GateState) -> list[str]:
 
 
 def gates_text(verdict: Verdict) -> str:
-    """ "17 of 17 gates passed", else with the failed and the undecided named."""
-    total = len(gates_by_name(verdict))
+    """ "17 of 17 gates passed", else with the failed, the undecided and those that were not required named."""
+    spared = _gates_in_state(verdict, "not_required")
+    total = len(gates_by_name(verdict)) - len(spared)
     if not total:
         return "no gate was checked"
     text = f"{len(_gates_in_state(verdict, 'passed'))} of {total} gates passed"
@@ -358,6 +364,8 @@ def gates_text(verdict: Verdict) -> str:
         text += f"; failed: {', '.join(failed)}"
     if undecided:
         text += f"; not decidable here: {', '.join(undecided)}"
+    if spared:
+        text += f"; not required here: {', '.join(spared)}"
     return text
 
 
@@ -365,7 +373,7 @@ def _gate_sentences(verdict: Verdict, limit: int) -> list[str]:
     """The failed gates' own sentences, then the undecided ones'; left out where the verdict's reason has said it."""
     sentences = []
     for name, results in gates_by_name(verdict).items():
-        bad = [(host, result) for host, result in results if result.passed is not True]
+        bad = [(host, result) for host, result in results if result.passed is False or result.undecided]
         if not bad:
             continue
         state = "failed" if any(result.passed is False for _, result in bad) else "could not be decided"

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from kvtrial.analysis.compare import Compared, compare
 from kvtrial.analysis.effect import LEAST_PAIRS, Interval
 from kvtrial.analysis.faults import MAX_PAIR_GAP_SECONDS, Pairs, completed_runs, sort_pairs
-from kvtrial.analysis.gates import GateContext, holds, run_gates
+from kvtrial.analysis.gates import GateContext, run_gates
 from kvtrial.analysis.gates.answers import AnswersEqual, compare_answers, wrong_answers
 from kvtrial.analysis.gates.context import read_parameters
 from kvtrial.analysis.metrics import WHOLE_RUN
@@ -83,7 +83,7 @@ def _host_word(
     if not records:
         return "INVALID", "no run left a record"
     failed = [gate for gate in gates if gate.passed is False]
-    undecided = [gate for gate in gates if not holds(gate) and gate.passed is None]
+    undecided = [gate for gate in gates if gate.undecided]
     if failed:
         more = f" (and {len(failed) - 1} more: {', '.join(gate.gate for gate in failed[1:])})" if failed[1:] else ""
         faults = f"; engine faults: {pairs.describe_faults()}" if pairs.engine_faults else ""

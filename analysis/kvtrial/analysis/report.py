@@ -259,7 +259,7 @@ def _gate_rows(verdict: Verdict) -> list[Row]:
     rows = []
     for name, results in answer.gates_by_name(verdict).items():
         state = answer.gate_state([result for _, result in results])
-        telling = [(host, result) for host, result in results if result.passed is not True] or results
+        telling = [(host, result) for host, result in results if result.passed is False or result.undecided] or results
         hosts = len(results)
         details = []
         for host, result in telling[: GATE_HOSTS_SHOWN_MAX if state != "passed" else 1]:
@@ -269,7 +269,7 @@ def _gate_rows(verdict: Verdict) -> list[Row]:
         if left_out > 0:
             details.append(f"and {answer.count(left_out, 'more host')}")
         numbers = f"{sum(result.passed is True for _, result in results)} of {hosts}" if hosts > 1 else ""
-        rows.append(Row(name, [state, numbers, "\n".join(details)], kind=state))
+        rows.append(Row(name, [state.replace("_", " "), numbers, "\n".join(details)], kind=state))
     return rows
 
 

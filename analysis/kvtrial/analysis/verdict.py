@@ -297,10 +297,10 @@ def _over_hosts_gates(protocol: Protocol, outcomes: Mapping[str, HostOutcome]) -
     results = []
     for name in protocol.gates:
         found = [(host, gate) for host, o in outcomes.items() for gate in o.verdict.gates if gate.gate == name]
-        bad = [item for item in found if item[1].passed is False] or [item for item in found if item[1].passed is None]
+        bad = [item for item in found if item[1].passed is False] or [item for item in found if item[1].undecided]
         if not found:
             results.append(GateResult(name, None, "no host left a record"))
-        elif len(found) == 1:
+        elif len(found) == 1 or not any(gate.required for _, gate in found):
             results.append(found[0][1])
         elif bad:
             said = "; ".join(f"{host}: {gate.detail}" for host, gate in bad[:3])

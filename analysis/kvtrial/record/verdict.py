@@ -12,12 +12,26 @@ Word = Literal["BETTER", "WORSE", "EQUIVALENT", "INCONCLUSIVE", "INVALID"]
 Quality = Literal["equal", "differs", "not_compared"]
 
 
-class GateResult(Struct, frozen=True):
-    """A check of validity. `passed` None: can't be decided here, why is in `detail`; fails where required."""
+class GateResult(Struct, frozen=True, omit_defaults=True):
+    """A check of validity. `passed` None: can't be decided here, why is in `detail`; fails where required.
+
+    Not `required`: what the gate judges is not planned for this engine version.
+    """
 
     gate: str
     passed: bool | None
     detail: str
+    required: bool = True
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is satisfied: only `passed` True is, and what isn't required."""
+        return self.passed is True or (self.passed is None and not self.required)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it is required and can't be decided."""
+        return self.passed is None and self.required
 
 
 class ComparisonResult(Struct, frozen=True):

@@ -15,8 +15,9 @@ from build import (
     with_requests,
     without_phase,
 )
+from kvtrial.analysis.answer import gates_text
 from kvtrial.analysis.faults import completed_runs, sort_pairs
-from kvtrial.analysis.gates import GATES, GateContext, holds, run_gates, validate_gates
+from kvtrial.analysis.gates import GATES, GateContext, run_gates, validate_gates
 from kvtrial.analysis.verdict import conclude
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.record import RunRecord, Socket, WatchHit
@@ -571,7 +572,7 @@ FAULTS = [
 
 def test_the_honest_campaign_passes_every_gate():
     results = judge(honest_records())
-    assert [name for name, result in results.items() if not holds(result)] == []
+    assert [name for name, result in results.items() if not result.holds] == []
     assert list(results) == list(protocol().gates)
 
 
@@ -615,15 +616,15 @@ def test_throttling_in_one_arm_drops_the_pair_before_any_gate(fault):
 
 def test_one_late_request_of_an_arms_48_is_within_its_95th_percentile():
     late = lags("return", 0.002, only=3)
-    assert holds(judge(offload(honest_records(), late, 1))["client_honest"])
-    assert not holds(judge(offload(honest_records(), late))["client_honest"])
+    assert judge(offload(honest_records(), late, 1))["client_honest"].holds
+    assert not judge(offload(honest_records(), late))["client_honest"].holds
 
 
 def test_after_a_preemption_bytes_may_exceed_the_tokens_but_not_fall_short():
     more = lambda run: add(run, "return", load_bytes=8192.0, preemptions=1.0)  # noqa: E731
     less = lambda run: add(run, "return", load_bytes=-8192.0, preemptions=1.0)  # noqa: E731
-    assert holds(judge(offload(honest_records(), more))["treatment_delivered"])
-    assert not holds(judge(offload(honest_records(), less))["treatment_delivered"])
+    assert judge(offload(honest_records(), more))["treatment_delivered"].holds
+    assert not judge(offload(honest_records(), less))["treatment_delivered"].holds
 
 
 def test_divergence_from_the_control_inside_the_budget_passes():
@@ -633,7 +634,7 @@ def test_divergence_from_the_control_inside_the_budget_passes():
         return with_phase(run, "return", requests=changed)
 
     result = judge(control(honest_records(), two_differ))["answers_equal"]
-    assert holds(result)
+    assert result.holds
     assert "12 of 48 differ from the control's" in result.detail
 
 
@@ -646,10 +647,16 @@ def test_an_old_version_has_no_noload_phase_and_that_is_no_failure():
 
     records = change(honest_records(), old)
     results = judge(records)
-    assert results["noload_respected"].passed is True
+    assert (results["noload_respected"].passed, results["noload_respected"].required) == (None, False)
+    assert results["noload_respected"].holds
     assert "not planned: needs vLLM ≥ 0.31" in results["noload_respected"].detail
-    assert holds(results["prefix_evicted"])
+    assert results["prefix_evicted"].holds
     verdict = conclude(protocol(), {"h1": records}, "c1")
+    assert verdict.verdict == "BETTER"
+    assert (
+        gates_text(verdict)
+        == f"{len(results) - 1} of {len(results) - 1} gates passed; not required here: noload_respected"
+    )
     within = next(c for c in verdict.comparisons if c.against_phase == "noload_return")
     assert within.effect is None
     assert "not planned" in within.note
@@ -663,7 +670,7 @@ def test_a_protocol_resolved_for_an_old_version_still_names_its_gates_phases():
     found = conclude(replace(declared, phases=kept, comparisons=comparisons), {"h1": records}, "c1")
     assert found.verdict == "BETTER"
     result = next(g for g in found.gates if g.gate == "noload_respected")
-    assert result.passed is True
+    assert (result.passed, result.required) == (None, False)
     assert "noload_return is not planned in this protocol for vLLM 0.32.0" in result.detail
 
 
@@ -674,7 +681,7 @@ def test_a_temporary_directory_of_each_runs_own_is_no_difference():
         return replace(run, resolved=replace(run.resolved, config={**run.resolved.config, **paths}))
 
     records = change(honest_records(), scratch)
-    assert holds(judge(records)["launch_differs_as_declared"])
+    assert judge(records)["launch_differs_as_declared"].holds
     elsewhere = offload(records, config("vllm_env.VLLM_CACHE_ROOT", "/var/cache/vllm"))
     assert "VLLM_CACHE_ROOT" in judge(elsewhere)["launch_differs_as_declared"].detail
 
@@ -682,9 +689,9 @@ def test_a_temporary_directory_of_each_runs_own_is_no_difference():
 def test_a_control_with_a_layout_of_its_own_is_a_known_consequence_on_gpus():
     gpu = change(honest_records(evidence="gpu"), resolved(log_facts={"kv_cache_layout": "LBHNC"}))
     gpu = control(gpu, resolved(log_facts={"kv_cache_layout": "LBNHC"}))
-    assert holds(judge(gpu)["launch_differs_as_declared"])
+    assert judge(gpu)["launch_differs_as_declared"].holds
     strange = control(gpu, resolved(log_facts={"kv_cache_layout": "NHD"}))
-    assert not holds(judge(strange)["launch_differs_as_declared"])
+    assert not judge(strange)["launch_differs_as_declared"].holds
 
 
 def test_prompts_may_differ_where_an_arm_declares_it():
@@ -693,14 +700,14 @@ def test_prompts_may_differ_where_an_arm_declares_it():
     loose = replace(declared, arms=arms)
     records = offload(honest_records(), lambda run: with_phase(run, "miss", prompts_sha256="other"))
     records = offload(records, requests("miss", output_tokens=5))
-    assert not holds(judge(records)["prompts_and_outputs_equal"])
-    assert holds(judge(records, loose)["prompts_and_outputs_equal"])
+    assert not judge(records)["prompts_and_outputs_equal"].holds
+    assert judge(records, loose)["prompts_and_outputs_equal"].holds
 
 
 def test_a_reboot_between_pairs_is_a_fact_and_no_failure():
     records = change(honest_records(), conditions(boot_id="boot-2"), pair=6)
     result = judge(records)["conditions_equal"]
-    assert holds(result)
+    assert result.holds
     assert "2 boots" in result.detail
 
 
@@ -720,12 +727,12 @@ def with_gate(name: str, **parameters: object):
 def test_a_treatment_must_be_delivered_in_every_phase_that_is_named():
     both = with_gate("treatment_delivered", phases=["warmup_return"])
     result = judge(honest_records(), both)["treatment_delivered"]
-    assert holds(result)
+    assert result.holds
     assert "return: 33,554,432 bytes" in result.detail
     assert "warmup_return: 4,194,304 bytes" in result.detail
     short = offload(honest_records(), lambda run: add(run, "warmup_return", load_bytes=-4096.0), pair=3)
-    assert not holds(judge(short, both)["treatment_delivered"])
-    assert holds(judge(short)["treatment_delivered"])
+    assert not judge(short, both)["treatment_delivered"].holds
+    assert judge(short)["treatment_delivered"].holds
 
 
 def test_answers_are_compared_in_every_pair_of_phases():
@@ -742,12 +749,12 @@ def test_answers_are_compared_in_every_pair_of_phases():
 def test_a_tier_of_one_block_is_enough_where_the_protocol_says_so():
     by_block = with_gate("working_set", tier_scope="block")
     small = offload(honest_records(), capacity(tier_bytes={"offload": 128 * 1024 * 1024}))
-    assert not holds(judge(small)["working_set"])
+    assert not judge(small)["working_set"].holds
     result = judge(small, by_block)["working_set"]
-    assert holds(result)
+    assert result.holds
     assert "256 chunks stored in the largest block of phases, 512 in the tier" in result.detail
     smaller = offload(honest_records(), capacity(tier_bytes={"offload": 64 * 1024 * 1024}))
-    assert not holds(judge(smaller, by_block)["working_set"])
+    assert not judge(smaller, by_block)["working_set"].holds
 
 
 def test_a_tier_that_may_keep_what_is_old_is_judged_by_the_whole_run():
@@ -766,10 +773,10 @@ def test_a_tier_that_may_keep_what_is_old_is_judged_by_the_whole_run():
 
 def test_a_socket_on_every_address_counts_as_loopback_only_where_there_is_nothing_else():
     everywhere = resolved(listening=[Socket(address="::", port=4000, pid=1)])
-    assert not holds(judge(offload(honest_records(), everywhere))["loopback_only"])
+    assert not judge(offload(honest_records(), everywhere))["loopback_only"].holds
     alone = change(offload(honest_records(), everywhere), resolved(loopback_alone=True))
     result = judge(alone)["loopback_only"]
-    assert holds(result)
+    assert result.holds
     assert "12 runs in a network namespace that has nothing else" in result.detail
 
 
@@ -779,7 +786,7 @@ def test_an_address_in_memory_is_no_difference():
         return config("vllm_config.some_hook", value)(run)
 
     records = change(honest_records(), addressed)
-    assert holds(judge(records)["launch_differs_as_declared"])
+    assert judge(records)["launch_differs_as_declared"].holds
     other = offload(records, config("vllm_config.some_hook", "<function g at 0x7f0>"))
     assert "some_hook" in judge(other)["launch_differs_as_declared"].detail
 
@@ -791,9 +798,9 @@ def test_ram_may_differ_between_runs_as_far_as_the_protocol_allows():
     assert result.passed is False
     assert "RAM is not the same in all runs: 24,000,000,000 to 25,000,000,000 bytes" in result.detail
     tolerant = judge(grown, with_gate("conditions_equal", ram_tolerance_percent=10))["conditions_equal"]
-    assert holds(tolerant)
+    assert tolerant.holds
     assert "(allowed are 10 %)" in tolerant.detail
-    assert not holds(judge(grown, with_gate("conditions_equal", ram_tolerance_percent=3))["conditions_equal"])
+    assert not judge(grown, with_gate("conditions_equal", ram_tolerance_percent=3))["conditions_equal"].holds
 
 
 def gated(gates: dict[str, dict[str, object]]):
@@ -875,7 +882,7 @@ def test_what_was_not_measured_is_said_to_be_unknown():
 def test_events_in_one_arm_say_nothing_where_the_other_did_not_read_them():
     records = control(change(honest_records(), samples(throttle_events=3)), samples(throttle_events=None))
     result = judge(records)["conditions_equal"]
-    assert holds(result)
+    assert result.holds
     assert "throttle events control unknown, offload 18" in result.detail
 
 

@@ -5,7 +5,7 @@ and a sentence with the numbers. Importing this package registers all of them.
 """
 
 from kvtrial.analysis.gates import answers, conditions, counts, ladder, launch, sizing, treatment
-from kvtrial.analysis.gates.context import GATES, GateContext, holds, run_gates, validate_gates
+from kvtrial.analysis.gates.context import GATES, GateContext, run_gates, validate_gates
 
 __all__ = [
     "GATES",
@@ -13,7 +13,6 @@ __all__ = [
     "answers",
     "conditions",
     "counts",
-    "holds",
     "ladder",
     "launch",
     "run_gates",

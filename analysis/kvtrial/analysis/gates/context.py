@@ -23,6 +23,10 @@ Judge = Callable[["GateContext", Parameters], Decision]
 _NAMED_AT_MOST = 3
 
 
+class NotRequired(Exception):
+    """A gate has nothing to judge, since none of it is planned for this engine version; the sentence says why."""
+
+
 class NoParameters(Struct, frozen=True, forbid_unknown_fields=True):
     """The gate takes none."""
 
@@ -140,15 +144,13 @@ def run_gates(context: GateContext) -> list[GateResult]:
             continue
         try:
             passed, detail = GATES[name].judge(context, parameters)
+        except NotRequired as absent:
+            results.append(GateResult(name, None, str(absent), required=False))
+            continue
         except (LookupError, TypeError, ValueError, ArithmeticError, UnusableInput) as error:
             passed, detail = None, f"the records can't be judged: {type(error).__name__}: {error}"
         results.append(GateResult(name, passed, detail))
     return results
-
-
-def holds(result: GateResult) -> bool:
-    """Whether a required gate is satisfied: only `passed` True is; what can't be decided is not."""
-    return result.passed is True
 
 
 def where(run: RunRecord, phase: PhaseRecord | None = None) -> str:

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from kvtrial.analysis.gates.context import Decision, GateContext, gate, phase_of, some, where
+from kvtrial.analysis.gates.context import Decision, GateContext, NotRequired, gate, phase_of, some, where
 from kvtrial.analysis.metrics import delta
 from kvtrial.analysis.mixes import declared_shares, trace_phases
 from kvtrial.record.record import PhaseRecord, RunRecord
@@ -229,7 +229,7 @@ def noload_respected(context: GateContext, parameters: ArmAndPhase) -> Decision:
     """Nothing was loaded where loading was forbidden, in a run that did store: the within-server control is one."""
     absent = context.not_planned(parameters.phase)
     if absent is not None:
-        return True, absent
+        raise NotRequired(absent)
     runs = context.of_arm(parameters.arm)
     if not runs:
         return None, f"no completed run of arm {parameters.arm}"
