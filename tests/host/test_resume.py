@@ -120,6 +120,8 @@ def test_a_truncated_record_is_not_taken_for_a_finished_run_and_the_run_is_done_
     path = trial.folder.runs / trial.host_plan.runs[0].run / "record.json"
     path.write_bytes(path.read_bytes()[:-100])
     assert trial.folder.finished_runs() == {}
+    (path.parent / "record.sha256").write_text("")
+    assert trial.folder.finished_runs() == {}
     trial.run()
     assert len(trial.folder.finished_runs()) == 1
     assert len(list(trial.folder.interrupted.glob("*-damaged-*"))) == 1

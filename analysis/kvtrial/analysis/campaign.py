@@ -44,7 +44,7 @@ from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import Plan, canonical_json, files_of_traces, plan_sha256
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import PhaseRecord, RunRecord
-from kvtrial.record.store import sha256_of_file, sync_directory, write_atomically
+from kvtrial.record.store import sha256_of_file, stated_digest, sync_directory, write_atomically
 from kvtrial.record.verdict import Verdict
 from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
 
@@ -413,8 +413,7 @@ class _Files(Struct, frozen=True):
 def check_digests(run: Path) -> None:
     """Raise UnusableInput if a run's record or a file that it names was truncated or edited."""
     try:
-        stated = (run / "record.sha256").read_text().split()[0]
-        if sha256_of_file(run / "record.json") != stated:
+        if sha256_of_file(run / "record.json") != stated_digest(run / "record.sha256"):
             raise UnusableInput(
                 f"{run / 'record.json'} does not match its digest: it was truncated or edited; restore it."
             )
@@ -422,7 +421,7 @@ def check_digests(run: Path) -> None:
         for name, digest in files.items():
             if sha256_of_file(run / name) != digest:
                 raise UnusableInput(f"{run / name} does not match its digest: it was truncated or edited; restore it.")
-    except (OSError, IndexError, UnicodeDecodeError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, msgspec.DecodeError) as error:
         raise UnusableInput(f"run {run} is not whole ({error}); fetch it again.") from None
 
 

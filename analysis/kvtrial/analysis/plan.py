@@ -60,6 +60,7 @@ from kvtrial.record.versions import NEWEST_READ, OLDEST_READ, outside_read_range
 GIB = 2**30
 RESERVED_BLOCKS = 1
 PROMPT_ONLY = "offload_prompt_only"
+CACHING = "enable-prefix-caching"
 POOL_BLOCKS = "num-gpu-blocks-override"
 POOL_BYTES = "kv-cache-memory-bytes"
 DEFAULT_BLOCK_TOKENS = {"cpu": 128, "cuda": 16}
@@ -242,6 +243,13 @@ def refuse(host_name: str, host: HostInput, protocol: Protocol) -> None:
             f"kvtrial_connector_extra_config changes what the tier keeps, which protocols measure as the engine has "
             f"it; take it out, or try it as an arm of a protocol of your own."
         )
+    for name, arm in protocol.arms.items():
+        args = merged_args(host, arm)
+        if args.get(CACHING) is False or args.get(f"no-{CACHING}"):
+            raise UnusableInput(
+                f"host {host_name}, arm {name}: prefix caching is off, so nothing is cached that could be evicted and "
+                f"return; take {CACHING} out of kvtrial_engine_args and the protocol."
+            )
     refusals = [finding for finding in findings(host, protocol) if finding.severity == "refuse"]
     # Two interfaces at once make an arm look wrong in other ways too; the cause is named, not what follows from it.
     for finding in sorted(refusals, key=lambda finding: finding.class_ != "mixed_interfaces"):

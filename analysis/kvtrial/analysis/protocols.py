@@ -1,6 +1,7 @@
 """Find, read and resolve protocols. A protocol may extend another: mappings are merged, null removes an entry."""
 
 import difflib
+import math
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,12 +10,13 @@ import msgspec
 import yaml
 from msgspec import UNSET
 
+from kvtrial.analysis.compare import margin_of
 from kvtrial.analysis.gates import validate_gates
 from kvtrial.analysis.laddering import GROUPS, with_ladder_comparisons, with_primary
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.workloads import MOST_REQUESTS, refuse_impossible_workloads
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.protocol import Arm, Closed, Mix, Phase, Protocol, Recorded, Trace
+from kvtrial.record.protocol import Arm, Closed, Comparison, Mix, Phase, Protocol, Recorded, Trace
 from kvtrial.record.trace import MOST_TOKENS
 from kvtrial.record.version import refuse_newer
 from kvtrial.record.versions import within
@@ -27,6 +29,7 @@ MOST_PROMPTS = 100_000
 """Of a phase that sends a prompt set: its plan names each of them."""
 MOST_STEPS = 100
 """Of a ladder of concurrencies."""
+REPLACEMENT_PAIRS_MAX = 2
 
 
 def one_of(value: str, allowed: list[str], what: str, do: str) -> UnusableInput:
@@ -150,6 +153,7 @@ def check_protocol(protocol: Protocol) -> None:
                 known = [*phases, *_groups(protocol)]
                 raise one_of(phase_name, known, f"{where}: phase", "Compare phases of the protocol.")
         find_metric(comparison.metric)
+        _check_margin(comparison, protocol, where)
     primaries = sum(comparison.role == "primary" for comparison in protocol.comparisons)
     if primaries != 1:
         raise UnusableInput(
@@ -160,7 +164,24 @@ def check_protocol(protocol: Protocol) -> None:
     for block in protocol.alternate_blocks:
         if block not in {phase.block for phase in protocol.phases}:
             raise one_of(block, sorted({p.block for p in protocol.phases}), f"{where}: block", "Alternate its blocks.")
+    if not 0 <= protocol.faults.replacement_pairs <= REPLACEMENT_PAIRS_MAX:
+        raise UnusableInput(
+            f"{where}: faults.replacement_pairs={protocol.faults.replacement_pairs} can't be used; give 0 to "
+            f"{REPLACEMENT_PAIRS_MAX}, since a campaign that goes on until pairs suit it proves nothing."
+        )
     validate_gates(protocol)
+
+
+def _check_margin(comparison: Comparison, protocol: Protocol, where: str) -> None:
+    """Raise UnusableInput for a margin by which nothing could be judged."""
+    margin = margin_of(comparison, protocol)
+    relative = comparison.effect_scale == "ratio"
+    if not 0 < margin <= (1 if relative else math.inf) or math.isinf(margin):
+        allowed = "above 0, up to 1 (0.05 is 5 %)" if relative else "above 0, in the metric's unit"
+        raise UnusableInput(
+            f"{where}: margin {comparison.margin!r} of {comparison.metric} in {comparison.phase} can't be used; give a "
+            f"number {allowed}."
+        )
 
 
 def _groups(protocol: Protocol) -> tuple[str, ...]:

@@ -43,6 +43,7 @@ from kvtrial.host.units import PROGRAM_UNIT, refuse_other_launch, start_program
 from kvtrial.host.workload import check_traces
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import RunPlan
+from kvtrial.record.store import stated_digest
 
 START_WAIT_SECONDS = 20.0
 DEFAULT_RUN_SECONDS = 40.0
@@ -319,7 +320,7 @@ def pack(folder: Folder, output: Path) -> dict[str, str]:
     temporary = output.with_name(f".{output.name}.tmp")
     with tarfile.open(temporary, "w") as archive:
         for run in sorted(finished):
-            digests[run] = (folder.runs / run / "record.sha256").read_text().split()[0]
+            digests[run] = stated_digest(folder.runs / run / "record.sha256")
             archive.add(folder.runs / run, arcname=run)
         for name in ("progress.json", "program.log"):
             if (folder.directory / name).exists():

@@ -23,7 +23,7 @@ from kvtrial.host.processes import is_alive, read_process
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import HostPlan, plan_sha256
 from kvtrial.record.record import RunRecord
-from kvtrial.record.store import sha256_of_file, write_atomically
+from kvtrial.record.store import sha256_of_file, stated_digest, write_atomically
 from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
 
 
@@ -89,9 +89,8 @@ class Folder:
         """The whole runs, by name. A run whose record does not match its digest is not whole."""
         runs = {}
         for path in sorted(self.runs.glob("*/record.json")):
-            with contextlib.suppress(OSError, msgspec.DecodeError):
-                digest = (path.parent / "record.sha256").read_text().split()[0]
-                if digest == sha256_of_file(path):
+            with contextlib.suppress(OSError, ValueError, msgspec.DecodeError):
+                if stated_digest(path.parent / "record.sha256") == sha256_of_file(path):
                     runs[path.parent.name] = msgspec.json.decode(path.read_bytes(), type=RunRecord)
         return runs
 

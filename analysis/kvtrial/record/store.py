@@ -34,6 +34,14 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def stated_digest(path: Path) -> str:
+    """The sha256 that `path` states, a line as sha256sum writes it. Raises ValueError where it states none."""
+    words = path.read_text().split()
+    if not words:
+        raise ValueError(f"{path.name} is empty")
+    return words[0]
+
+
 def sha256_of_file(path: Path) -> str:
     """sha256 of a file's content in hex."""
     with path.open("rb") as file:

@@ -638,6 +638,29 @@ def test_divergence_from_the_control_inside_the_budget_passes():
     assert "12 of 48 differ from the control's" in result.detail
 
 
+def test_a_hit_that_the_tier_or_the_model_gave_verifies_no_answer():
+    def moved(to: str) -> Callable[[RunRecord], RunRecord]:
+        amounts = {"prefix_cache_hits_tokens": -64.0, "prompt_tokens_local_hit": -64.0, to: 64.0}
+        return lambda run: add(run, "gpu_hit", **amounts)
+
+    for source in ("prompt_tokens_external", "prompt_tokens_computed"):
+        records = offload(honest_records(), moved(source))
+        result = judge(records)["answers_equal"]
+        assert result.passed is None, result
+        assert "so gpu_hit verifies nothing" in result.detail
+        assert conclude(protocol(), {"h1": records}, "c1").verdict == "INVALID"
+
+
+def test_a_cache_that_never_answers_does_not_show_that_a_prefix_was_evicted():
+    def off(run: RunRecord) -> RunRecord:
+        none = {"prefix_cache_hits_tokens": 0.0}
+        return replace(run, phases=[replace(p, before=p.before | none, after=p.after | none) for p in run.phases])
+
+    result = judge(change(honest_records(), off))["prefix_evicted"]
+    assert result.passed is None
+    assert "answered nothing in the whole run; is it on?" in result.detail
+
+
 def test_an_old_version_has_no_noload_phase_and_that_is_no_failure():
     def old(run: RunRecord) -> RunRecord:
         for phase in ("noload_populate", "noload_pressure", "noload_return"):

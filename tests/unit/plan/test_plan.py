@@ -188,6 +188,8 @@ REFUSALS = [
     ({"model": {"weights": "none"}}, ["model.weights='none'", "allowed are random, trained"]),
     ({"connector_extra_config": {"offload_prompt_only": True}}, ["offload_prompt_only=True", "take it out"]),
     ({"connector_extra_config": {"cpu_byte_to_use": 1}}, ["did you mean cpu_bytes_to_use? Take"]),
+    ({"engine_args": {"enable-prefix-caching": False}}, ["prefix caching is off", "kvtrial_engine_args"]),
+    ({"engine_args": {"no-enable-prefix-caching": True}}, ["prefix caching is off", "kvtrial_engine_args"]),
     ({"client_cpus": "14_15"}, ["kvtrial_client_cpus='14_15'", "14-15"]),
     ({"client_cpus": ""}, ["kvtrial_client_cpus is empty", "auto"]),
     ({"seed": "abc"}, ["seed='abc'", "kvtrial_seed"]),
@@ -277,12 +279,25 @@ def test_a_protocol_that_contradicts_itself_is_refused(tmp_path):
         "name: offload_return\n": ("name: ../up\n", "protocol name '../up'"),
         "  offload:\n": ("  off/load:\n", "arm name 'off/load'"),
         "name: gpu_hit, ": ("name: gpu hit, ", "phase name 'gpu hit'"),
+        "faults: {replacement_pairs: 2}": (
+            "faults: {replacement_pairs: 50}",
+            "replacement_pairs=50 can't be used; give 0 to 2",
+        ),
     }
     for old, (new, named) in wrong.items():
         assert old in base
         path = tmp_path / "mine.yml"
         path.write_text(base.replace(old, new, 1))
         assert named in refusal(protocol=str(path))
+
+
+@pytest.mark.parametrize("margin", ["-1", "0", ".nan", ".inf", "2", "$tier_bytes"])
+def test_a_margin_that_can_decide_nothing_is_refused(tmp_path, margin):
+    base = (ROOT / "playbooks" / "protocols" / "offload_return.yml").read_text()
+    assert "role: primary}" in base
+    path = tmp_path / "mine.yml"
+    path.write_text(base.replace("role: primary}", f"role: primary, margin: {margin}}}", 1))
+    assert "can't be used; give a number above 0, up to 1 (0.05 is 5 %)" in refusal(protocol=str(path))
 
 
 def test_the_prompt_length_that_is_advised_is_never_at_an_edge():

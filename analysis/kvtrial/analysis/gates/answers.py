@@ -6,6 +6,7 @@ from msgspec import Struct, field
 
 from kvtrial.analysis.faults import EngineFault
 from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, gate, phase_of, some, where
+from kvtrial.analysis.metrics import delta
 from kvtrial.record.record import PhaseRecord, RunRecord
 
 
@@ -128,6 +129,8 @@ def _answers_of(
     context: GateContext, runs: list[RunRecord], hit: str, returned: str, parameters: AnswersEqual
 ) -> Decision:
     """The same for one pair of phases."""
+    if elsewhere := _not_from_cache(runs, hit):
+        return None, f"{some(elsewhere)}; so {hit} verifies nothing"
     compared = sum(len(_in_both(run, hit, returned)) for run in runs)
     if compared == 0:
         return None, f"no prompt was answered both in {hit} and in {returned}"
@@ -170,6 +173,26 @@ def _answers_of(
         f"{differing} of {total} differ from the control's (allowed {parameters.divergence_max_share:.0%}); "
         f"{distinct} different answers to {prompts} prompts"
     )
+
+
+def _not_from_cache(runs: list[RunRecord], hit: str) -> list[str]:
+    """Where the engine's own cache did not answer `hit` with every whole block of its prompts, or a tier did."""
+    found = []
+    for run in runs:
+        phase = phase_of(run, hit)
+        if phase is None:
+            continue
+        block = run.capacity.block_tokens
+        whole = sum(((request.prompt_tokens or 1) - 1) // block * block for request in phase.requests)
+        local, external = delta(phase, "prefix_cache_hits_tokens"), delta(phase, "prompt_tokens_external") or 0
+        if local is None:
+            found.append(f"{where(run, phase)}: local prefix hits are not recorded")
+        elif local != whole or external:
+            found.append(
+                f"{where(run, phase)}: {local:,.0f} of {whole:,} tokens came from the engine's own cache, "
+                f"{external:,.0f} from a tier"
+            )
+    return found
 
 
 def mismatches(runs: Iterable[RunRecord], parameters: AnswersEqual) -> list[Mismatch]:

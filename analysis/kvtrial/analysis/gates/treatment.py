@@ -260,8 +260,15 @@ def _ends(run: RunRecord, role: str) -> tuple[float | None, float | None]:
 
 @gate("prefix_evicted", Phases)
 def prefix_evicted(context: GateContext, parameters: Phases) -> Decision:
-    """The engine's own prefix cache answered nothing in these phases: local hits are exactly 0 in every arm."""
+    """The engine's own prefix cache answered nothing in these phases: local hits are exactly 0 in every arm.
+
+    Of a cache that never answers in a run (it may be switched off) that would show nothing.
+    """
     problems, looked, notes = [], 0, []
+    for run in context.runs:
+        first, last = _ends(run, "prefix_cache_hits_tokens")
+        if first is not None and last is not None and last <= first:
+            return None, f"{where(run)}: the engine's own prefix cache answered nothing in the whole run; is it on?"
     for name in parameters.phases:
         absent = context.not_planned(name)
         if absent is not None:
