@@ -96,6 +96,7 @@ def test_the_containers_shapes_are_those_of_the_family(shape, kv_bytes_per_token
     ("protocol", "eager", "size"),
     [
         ("offload_lengths", True, None),
+        ("offload_layout", True, None),
         ("offload_mix", True, ("prompt_tokens", 4104)),
         ("preemption_ladder", False, ("gpu_blocks", 228)),
         ("preemption_noise", False, ("gpu_blocks", 228)),

@@ -47,9 +47,10 @@ def render(host: HostInput, name: str, arm: Arm) -> Launch:
                 f"arm {name}: option --{option}={args[option]!r} can't be used: it {allowed}; remove it "
                 f"(the port is kvtrial_port, the model vllm's and the model role's variables)."
             )
-    refuse_secrets(name, args, {**host.engine_env, **arm.env})
+    env = {key: value for key, value in {**host.engine_env, **arm.env}.items() if value is not None}
+    refuse_secrets(name, args, env)
     args.pop("host", None)
-    env = {**host.engine_env, **arm.env, "VLLM_HOST_IP": LOOPBACK}
+    env["VLLM_HOST_IP"] = LOOPBACK
     if host.state_dir:
         # One cache for all arms and runs: what vLLM finds out about a model costs eight seconds of every start.
         env.setdefault("VLLM_CACHE_ROOT", f"{host.state_dir}/cache/vllm")

@@ -45,7 +45,7 @@ def _action(
         return _go_on(reason, pairs_needed), reason
     if primary is not None and _same_arms(protocol, primary):
         return "use this spread to choose the number of pairs", "both arms are one configuration: what differs is noise"
-    keep = _keep(protocol)
+    keep = _keep(protocol, primary)
     if word in ("WORSE", "EQUIVALENT"):
         why = f"{arm} is {'worse' if word == 'WORSE' else 'not worth having: the same within the margin'}"
         if evidence == "cpu":
@@ -89,10 +89,13 @@ def _go_on(reason: str, pairs_needed: str) -> str:
     return f"run again with more pairs: {needed}" if needed else "run again, with at least 6 valid pairs"
 
 
-def _keep(protocol: Protocol) -> str:
+def _keep(protocol: Protocol, primary: ComparisonResult | None) -> str:
+    """What to keep where the primary comparison shows nothing better: a tier in another arm is not decided by it."""
     control = protocol.arms.get(protocol.control)
     title = control.title if control else protocol.control
-    if any("kv-transfer-config" in arm.args or "kv-offloading-size" in arm.args for arm in protocol.arms.values()):
+    decided = {primary.arm, primary.against} if primary else protocol.arms.keys()
+    arms = [arm for name, arm in protocol.arms.items() if name in decided]
+    if any("kv-transfer-config" in arm.args or "kv-offloading-size" in arm.args for arm in arms):
         return f"keep the plain GPU cache ({title})"
     return f"keep the control ({title})"
 

@@ -77,14 +77,15 @@ class Arm(Struct, frozen=True, forbid_unknown_fields=True):
     """One engine configuration. `args` and `env` are what it changes in the engine's common launch.
 
     `args` maps long options of `vllm serve` (without dashes in front) to values: true gives a flag, null removes the
-    option, a mapping is passed as JSON. `sizes` are this arm's own, for an arm that changes the work and not the
-    engine: such an arm declares what may differ, or its requests are to come out as the control's. `costs` says what
-    the change takes, in its own unit. `model`: the arm serves the host's smaller model in place of the usual one.
+    option, a mapping is passed as JSON. `env` maps names to values; null takes out the host's variable. `sizes` are
+    this arm's own, for an arm that changes the work and not the engine: such an arm declares what may differ, or its
+    requests are to come out as the control's. `costs` says what the change takes, in its own unit. `model`: the arm
+    serves the host's smaller model in place of the usual one.
     """
 
     title: str
     args: dict[str, Any] = {}
-    env: dict[str, str] = {}
+    env: dict[str, str | None] = {}
     may_differ: list[MayDiffer] = []
     sizes: dict[str, int] | UnsetType = UNSET
     requires: Requires | UnsetType = UNSET

@@ -8,12 +8,13 @@ from kvtrial.analysis.effect import hodges_lehmann
 from kvtrial.analysis.faults import Pair, sort_pairs
 from kvtrial.analysis.fleet import combine, odd_hosts, paule_mandel
 from kvtrial.analysis.metrics import METRICS, find_metric
+from kvtrial.analysis.recommend import recommend
 from kvtrial.analysis.summary import columns, to_frame
 from kvtrial.analysis.timebudget import time_budget
 from kvtrial.analysis.verdict import conclude, least_evidence
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import HostPlan, Limits, Plan, RunPlan
-from kvtrial.record.protocol import Comparison
+from kvtrial.record.protocol import Arm, Comparison
 from kvtrial.record.verdict import Verdict
 from msgspec.structs import replace
 
@@ -145,6 +146,17 @@ def test_worse_and_equivalent_keep_the_plain_cache():
     found = verdict(change(honest_records(evidence="gpu"), slower(1.4), arm="offload"))
     assert found.recommendation.action == "keep the plain GPU cache (no KV connector)"
     assert found.recommendation.pins["vllm"] == "0.32.0+cpu"
+
+
+def test_where_a_tier_is_not_what_was_decided_the_advice_says_nothing_against_it():
+    records = honest_records(evidence="gpu")
+    layout = replace(primary(verdict(records)), arm="default_layout", verdict="EQUIVALENT")
+    arms = {**protocol().arms, "default_layout": Arm(title="own layout", env={"VLLM_KV_CACHE_LAYOUT": None})}
+    three = replace(protocol(), arms=arms)
+    advice = recommend(three, "EQUIVALENT", "", "gpu", [layout], records)
+    assert advice.action == "keep the control (no KV connector)"
+    offload = recommend(three, "EQUIVALENT", "", "gpu", [replace(layout, arm="offload")], records)
+    assert offload.action == "keep the plain GPU cache (no KV connector)"
 
 
 def test_an_a_a_campaign_that_finds_nothing_says_what_its_spread_is_for():

@@ -1,6 +1,8 @@
 """A campaign of an earlier release is read, keeps its hashes and gives the verdict that it gave."""
 
 import hashlib
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import pytest
 from kvtrial.analysis.campaign import analyze, read_campaign
 from kvtrial.record.plan import canonical_json, plan_sha256
 
-ARCHIVE = Path(__file__).parents[3] / "docs" / "results" / "h200-2026-11-29" / "offload-0.6b" / "campaign.tar.xz"
+RESULTS = Path(__file__).parents[3] / "docs" / "results" / "h200-2026-11-29"
+ARCHIVE = RESULTS / "offload-0.6b" / "campaign.tar.xz"
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +38,30 @@ def test_its_records_give_the_verdict_they_gave(campaign):
     then = msgspec.json.decode((campaign / "verdict.json").read_bytes())
     now = msgspec.to_builtins(analyze(campaign))
     assert list(_changed(then, now, "verdict")) == []
+
+
+def test_the_three_arms_of_the_layout_campaign_give_the_committed_verdict(tmp_path):
+    with tarfile.open(RESULTS / "layout" / "campaign.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    now = msgspec.to_builtins(analyze(tmp_path / "layout" / "campaign"))
+    committed = msgspec.json.decode((RESULTS / "layout" / "verdict.json").read_bytes())
+    assert list(_changed(committed, now, "verdict")) == []
+    assert now["verdict"] == "EQUIVALENT" and now["evidence"] == "gpu"
+    assert now["recommendation"]["action"] == "keep the control (no KV connector)"
+    on_the_machine = msgspec.json.decode((RESULTS / "layout" / "verdict-on-the-machine.json").read_bytes())
+    assert [line.split(":")[0] for line in _changed(on_the_machine, committed, "verdict")] == [
+        "verdict.recommendation.action"
+    ]
+
+
+def test_the_layout_pages_numbers_are_those_of_its_records():
+    script = [sys.executable, str(RESULTS / "layout" / "arms.py"), str(RESULTS / "layout")]
+    made = subprocess.run(script, capture_output=True, text=True, check=True).stdout.splitlines()
+    committed = (RESULTS / "layout" / "numbers.csv").read_text().splitlines()
+    assert len(made) == len(committed)
+    for found, wanted in zip(made, committed, strict=True):
+        for cell, other in zip(found.split(","), wanted.split(","), strict=True):
+            assert cell == other or float(cell) == pytest.approx(float(other), rel=1e-4)
 
 
 def _changed(then, now, path):

@@ -430,3 +430,39 @@ def test_control_against_control_has_the_phases_and_comparisons_of_the_trial_who
     assert declared[0] == declared[1]
     assert mine.capacity.tier_bytes == {}
     assert not {"treatment_delivered", "answers_equal", "noload_respected"} & set(noise.protocol.gates)
+
+
+def layouts(**changes):
+    asked = {"protocol": "offload_layout", "engine_env": {"VLLM_KV_CACHE_LAYOUT": "HND"}, **changes}
+    return lengths(147456, sizes={"tier_bytes": 36 * 2**30, **asked.pop("sizes", {})}, **asked)
+
+
+def test_the_arm_in_the_engines_own_layout_is_the_control_without_the_variable_that_pins_it():
+    host = plan(**layouts()).hosts[0]
+    assert sum(not run.spare for run in host.runs) == 18
+    control, default, offload = (host.launches[arm] for arm in ("control", "default_layout", "offload"))
+    assert control.argv == default.argv
+    assert {**default.env, "VLLM_KV_CACHE_LAYOUT": "HND"} == control.env == offload.env
+    assert "VLLM_KV_CACHE_LAYOUT" not in default.env
+    assert all("--no-async-scheduling" in launch.argv for launch in host.launches.values())
+
+
+def test_returns_with_several_in_flight_stand_beside_those_with_one_and_fit_the_gpu_cache_together():
+    host = plan(**layouts()).hosts[0]
+    for run in host.runs:
+        phases = {phase.name: phase for phase in run.phases}
+        several = phases["return_together"]
+        assert (several.concurrency, len(several.indices), several.prompts.tokens) == (4, 12, 8200)
+        assert several.concurrency * request_blocks(8200, several.max_tokens, 16) <= host.capacity.usable_gpu_blocks
+        assert phases["populate_together"].salt == several.salt != phases["return_8k"].salt
+        assert {phase.concurrency for name, phase in phases.items() if not name.endswith("_together")} == {1}
+    first, second = (list(dict.fromkeys(p.block for p in run.phases)) for run in (host.runs[0], host.runs[3]))
+    assert first == ["warmup", "l8k", "l16k", "together", "miss"]
+    assert second == ["warmup", "together", "l16k", "l8k", "miss"]
+
+
+def test_a_variable_taken_out_may_be_secret_by_its_name_for_nothing_of_it_is_written(tmp_path):
+    text = (ROOT / "playbooks" / "protocols" / "offload_layout.yml").read_text()
+    (tmp_path / "mine.yml").write_text(text.replace("{VLLM_KV_CACHE_LAYOUT: null}", "{SOME_API_KEY: null}"))
+    planned = plan(**layouts(protocol=str(tmp_path / "mine.yml")))
+    assert "SOME_API_KEY" not in planned.hosts[0].launches["default_layout"].env

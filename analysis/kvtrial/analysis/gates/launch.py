@@ -29,6 +29,7 @@ _SIZE_THE_POOL = (
 )
 """Options that size the KV cache: arms that declare another one have another number of blocks, others must not."""
 _WHERE_IT_LISTENS = {"port"}
+_CHOOSES_THE_LAYOUT = "VLLM_KV_CACHE_LAYOUT"
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -97,7 +98,9 @@ def _asked(control: RunRecord, variant: RunRecord, declared: list[Arm]) -> list[
         f"environment {name} differs between {control.arm} and {variant.arm} and no arm declares it"
         for name in sorted(env - variables)
     ]
-    problems += [f"--{name} is declared, yet both launches have it alike" for name in sorted(names - options)]
+    # An option taken out need not have been there; a variable taken out is what the arm is for.
+    given = {name for name in names if any(_gives(arm, name) for arm in declared)}
+    problems += [f"--{name} is declared, yet both launches have it alike" for name in sorted(given - options)]
     problems += [f"environment {name} is declared, yet both launches have it alike" for name in sorted(variables - env)]
     return problems
 
@@ -113,8 +116,20 @@ def _options_declared(declared: list[Arm]) -> set[str]:
     )
 
 
+def _gives(arm: Arm, option: str) -> bool:
+    """Whether an arm gives an option a value, so more than takes it out."""
+    given = {key.replace("_", "-") for key, value in arm.args.items() if value is not None}
+    return option in given or (option == "model" and bool(arm.model))
+
+
 def _declared_differently(declared: list[dict[str, Any]]) -> set[str]:
-    return {name for given in declared for name in given if any(other.get(name) != given[name] for other in declared)}
+    """Names that an arm declares and another declares otherwise, or not at all."""
+    return {
+        name
+        for given in declared
+        for name in given
+        if any(name not in other or other[name] != given[name] for other in declared)
+    }
 
 
 def _options(launch: Launch) -> dict[str, str | bool | None]:
@@ -133,7 +148,7 @@ def _resolved(control: RunRecord, variant: RunRecord, declared: list[Arm]) -> tu
         f"{d.path} is {d.control!r} in {control.arm} and {d.variant!r} in {variant.arm}, which no arm declares"
         for d in undeclared(found, allowed)
     ]
-    return problems + _layout(control, variant), found
+    return problems + _layout(control, variant, declared), found
 
 
 def _declared_part(path: str, declared: Iterable[Arm]) -> list[str]:
@@ -143,10 +158,10 @@ def _declared_part(path: str, declared: Iterable[Arm]) -> list[str]:
     return [".".join(parts[: index + 1]) for index, part in enumerate(parts) if part in names]
 
 
-def _layout(control: RunRecord, variant: RunRecord) -> list[str]:
-    """The KV layout, which only the log shows: equal, or as known for this version with and without the connector."""
+def _layout(control: RunRecord, variant: RunRecord, declared: list[Arm]) -> list[str]:
+    """The KV layout, which only the log shows: equal, declared, or as known for this version and the connector."""
     was, now = _logged_layout(control), _logged_layout(variant)
-    if was == now:
+    if was == now or _CHOOSES_THE_LAYOUT in _declared_differently([dict(arm.env) for arm in declared]):
         return []
     known = layouts(control.vllm_version_pinned, backend_of(control))
     if known is not None and (was or known.without, now or known.with_connector) == (
