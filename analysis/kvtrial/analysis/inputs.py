@@ -96,7 +96,9 @@ def read_request(raw: dict[str, Any]) -> Request:
     hosts = {name: _converted(host, HostInput, f"host {name}: ") for name, host in raw.get("hosts", {}).items()}
     request = msgspec.structs.replace(_converted({**raw, "hosts": {}}, Request, ""), hosts=hosts)
     if request.own_hit_share is not None and not 0 <= request.own_hit_share <= 1:
-        raise UnusableInput(f"own_hit_share={request.own_hit_share} must be a share from 0 to 1, such as 0.3 for 30 %.")
+        raise UnusableInput(
+            f"kvtrial_own_hit_share={request.own_hit_share} must be a share from 0 to 1, such as 0.3 for 30 %."
+        )
     if request.prices is not None:
         refuse_prices(request.prices)
     for name, host in hosts.items():
@@ -164,6 +166,10 @@ def _refuse_host_name(name: str) -> None:
 
 
 _STEP = re.compile(r"\.(?P<field>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
+_EXPECTED = re.compile(r"Expected `([^`]+)`, got")
+_WORDS = {"float": "a number", "int": "a whole number", "bool": "true or false", "str": "a text", "object": "a mapping",
+          "array": "a list", "null": "nothing"}  # fmt: skip
+"""What msgspec calls types, in a user's words."""
 _VARIABLES = {"may_be_disturbed": "host_may_be_disturbed"}
 
 
@@ -183,6 +189,8 @@ def _converted(raw: Any, shape: type[T], where: str) -> T:
         mend = f"the variable kvtrial_{variable}" if variable else "it"
         if allowed := _allowed(shape, steps):
             problem = f"allowed are {', '.join(allowed)}"
+        elif expected := _EXPECTED.match(problem):
+            problem = f"it must be {' or '.join(_WORDS.get(word, word) for word in expected[1].split(' | '))}"
         raise UnusableInput(
             f"{where}{setting}{shown} can't be used: {problem}; mend {mend} in the inventory or on the command line."
         ) from None
