@@ -48,12 +48,13 @@ def test_a_child_that_the_engine_has_forked_since_the_sample_is_not_foreign(engi
 
 
 def test_an_engine_that_is_not_kept_is_foreign(engine):
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *LOOKS_LIKE_AN_ENGINE],
-                                start_new_session=True)  # fmt: skip
+    argv = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)", *LOOKS_LIKE_AN_ENGINE]
+    stranger = subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True)
     try:
+        stranger.stdout.readline()  # a process that is just being executed has no command line yet
         sampler = sampler_of(engine)
         sampler.sample()
         assert stranger.pid in {pid for pid, _ in sampler.foreign_engines()}
     finally:
         stranger.kill()
-        stranger.wait()
+        stranger.communicate()
