@@ -324,7 +324,7 @@ def _is_ours(line: str) -> bool:
 def _read_by_name() -> frozenset[str]:
     """Sample names that roles name."""
     table = metric_table()
-    described = [*table.values.values(), *table.info.values(), *table.buckets.values()]
+    described: list[ValueRole | InfoRole] = [*table.values.values(), *table.info.values(), *table.buckets.values()]
     return frozenset(source.name for role in described for source in role.sources)
 
 
