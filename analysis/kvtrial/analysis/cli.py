@@ -17,6 +17,7 @@ import yaml
 import kvtrial
 from kvtrial.analysis import campaign as campaigns
 from kvtrial.analysis.check import check_launches
+from kvtrial.analysis.judge import command as judging
 from kvtrial.analysis.launch_arm import ended
 from kvtrial.analysis.observe import command as observing
 from kvtrial.analysis.reproduce import reproduce
@@ -160,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     checked.add_argument("launch", type=Path, help="YAML with host, vllm and arms")
     checked.add_argument("--json", action="store_true")
     observing.add_arguments(command("observe", observing.command))
+    judging.add_arguments(command("judge", judging.command))
     known = command("hazards", hazards)
     known.add_argument("--vllm", required=True, help="a vLLM version, such as 0.32.0")
     known.add_argument("--json", action="store_true")
