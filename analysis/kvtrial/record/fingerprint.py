@@ -78,7 +78,7 @@ def versions_of(page: Page) -> VersionRange:
         if absent.until and page.whole and not _there(page, absent.family) and not _lost(page, absent.family):
             if until is None or release(absent.until) < release(until):
                 until = absent.until
-                because.append(f"no {absent.family} (older than {absent.until})")
+                because.append(f"what {absent.until} and newer always export is absent")
             break
     if since and until and not within(since, None, until):
         return VersionRange(since, None, because)

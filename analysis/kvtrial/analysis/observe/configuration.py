@@ -21,6 +21,9 @@ from kvtrial.record.observed import HostFacts, redacted_argv, redacted_env
 from kvtrial.record.versions import outside_read_range
 
 _NOT_FOR_A_RUNNING_ONE = {"gpu_kv_not_pinned", "kv_layout_differs", "tier_leaves_no_room", "driver_not_judged"}
+_SAID_BY_EXPOSURE = {"dev_mode_exposed", "non_loopback_bind"}
+"""Where a server listens is judged with its sockets and routes, apart."""
+
 
 
 class Configuration(msgspec.Struct, frozen=True):
@@ -60,7 +63,7 @@ def read_configuration(path: Path, arm: str | None = None, connector: bool | Non
     if isinstance(raw, dict) and isinstance(raw.get("args") or raw.get("argv"), list):
         return _of(path.name, raw.get("args") or raw["argv"], raw.get("env") or {}, raw)
     words = re.split(r"\s+", text.replace("\\\n", " ").strip())
-    if any(word.rsplit("/", 1)[-1] == "vllm" for word in words):
+    if any(word.rsplit("/", 1)[-1] == "vllm" or word.startswith("vllm.entrypoints") for word in words):
         return _of_command(path, text)
     raise UnusableInput(
         f"{path} is no launch: give YAML with host, vllm and arms (as `kvtrial check` takes it), YAML with args and "
@@ -157,7 +160,7 @@ def launch_findings(configuration: Configuration, version: str | None) -> Iterat
     arms = {"server": {"args": configuration.launch.argv, "env": configuration.launch.env}}
     host = {name: value for name, value in configuration.host.items() if name in ("driver_version", "glibc", "python")}
     for found in check_launches(host, vllm, arms, configuration.model):
-        if found.class_ in _NOT_FOR_A_RUNNING_ONE or found.class_.startswith("version_hazard"):
+        if found.class_ in _NOT_FOR_A_RUNNING_ONE | _SAID_BY_EXPOSURE or found.class_.startswith("version_hazard"):
             continue
         yield Finding(found.class_, "warn", _as_fact(found.reason), found.numbers, found.do, "inferred")
 
