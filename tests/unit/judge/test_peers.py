@@ -1,5 +1,7 @@
-"""Result files of other load clients. The files are real: each client against a server of known timing, first tokens after
-50 ms (a) and 30 ms (b)."""
+"""Result files of other load clients.
+
+The files are real: each client against a server of known timing, first tokens after 50 ms (a) and 30 ms (b).
+"""
 
 import json
 from pathlib import Path

@@ -205,8 +205,10 @@ def status_line(
     more = f", Deferred: {deferred:g} reqs" if deferred else ""
     more += f", Preemptions: {preemptions:g}" if preemptions else ""
     return (
-        f"(APIServer pid=7) INFO {time} [loggers.py:310] Engine {engine}: Avg prompt throughput: {generation:.1f} tokens/s, "
-        f"Avg generation throughput: {generation:.1f} tokens/s, Running: {running:g} reqs, Waiting: {waiting:g} reqs{more}, "
+        f"(APIServer pid=7) INFO {time} [loggers.py:310] Engine {engine}: Avg prompt throughput: {generation:.1f} "
+        f"tokens/s, "
+        f"Avg generation throughput: {generation:.1f} tokens/s, Running: {running:g} reqs, Waiting: {waiting:g} "
+        f"reqs{more}, "
         f"GPU KV cache usage: {usage:.1f}%, Prefix cache hit rate: 4.0%"
     )
 

@@ -168,7 +168,10 @@ def test_a_configuration_beside_pages_says_how_large_the_tier_is():
 
 
 def test_the_launch_that_a_log_prints_is_read():
-    said = "{'model_tag': 'm', 'max_num_seqs': 64, 'kv_offloading_size': 4.0, 'enforce_eager': True, 'kv_transfer_config': KVTransferConfig(kv_connector='X', a={'b': 1})}"
+    said = (
+        "{'model_tag': 'm', 'kv_offloading_size': 4.0, 'enforce_eager': True, "
+        "'kv_transfer_config': KVTransferConfig(kv_connector='X', a={'b': 1})}"
+    )
     configuration = configuration_of_log(said, "0.26.0")
     assert configuration is not None
     assert configuration.parsed.text("kv-offloading-size") == "4"

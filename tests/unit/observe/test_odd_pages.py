@@ -20,17 +20,20 @@ def without(prefix: str, text: str = AFTER) -> str:
     return "".join(line for line in text.splitlines(keepends=True) if prefix not in line)
 
 
+OF = '{engine="0",model_name="some-model"}'
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (changed("vllm:kv_cache_usage_perc{", "vllm:kv_cache_usage_perc{", AFTER).replace("} 0.1\n", "} NaN\n"), "nan"),
-        (AFTER.replace('queue_time_seconds_sum{engine="0",model_name="some-model"} 0.0', 'queue_time_seconds_sum{engine="0",model_name="some-model"} +Inf'), "inf"),
-        (AFTER.replace("vllm:num_preemptions_total{", "vllm:num_preemptions{").replace("TYPE vllm:num_preemptions_total", "TYPE vllm:num_preemptions"), "without _total"),
+        (changed(f"kv_cache_usage_perc{OF} 0.1", f"kv_cache_usage_perc{OF} NaN"), "nan"),
+        (changed(f"queue_time_seconds_sum{OF} 0.0", f"queue_time_seconds_sum{OF} +Inf"), "inf"),
+        (changed("vllm:num_preemptions_total", "vllm:num_preemptions"), "without _total"),
         (AFTER + "vllm:num_preemptions_total{engine=0 broken\n", "can't be read"),
-        (AFTER + 'vllm:num_requests_running{engine="0",model_name="some-model"} 3.0\n', "twice"),
+        (AFTER + f"vllm:num_requests_running{OF} 3.0\n", "twice"),
     ],
     ids=["NaN", "+Inf", "no _total", "a broken line", "a series twice"],
-)  # fmt: skip
+)
 def test_an_oddity_that_costs_a_value_names_the_answer(text: str, says: str):
     answer = seen(BEFORE, text)
     assert answer.class_ == "parsed_with_caveats"

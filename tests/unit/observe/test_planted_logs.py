@@ -15,21 +15,29 @@ def lines(**by_line: list[float]) -> list[str]:
     return [status_line(10 * n, **{name: values[n] for name, values in by_line.items()}) for n in range(count)]
 
 
+FREE = (
+    "ValueError: Free memory on device cuda:1 (3.10/79.10 GiB) on startup is less than desired GPU memory utilization"
+)
+SHORT = "RuntimeError: Insufficient space in /dev/shm"
+SIZES = "16384.0 MiB required, 64.0 MiB free."
+STORE_JOBS = "    assert len(offload_keys) == len(offload_block_ids)"
+
+
 @pytest.mark.parametrize(
     ("version", "text", "class_"),
     [
-        ("0.26.0", "ValueError: Free memory on device cuda:1 (3.10/79.10 GiB) on startup is less than desired GPU memory utilization (0.9, 71.19 GiB). Decrease", "gpu_memory_short_at_start"),
-        ("0.31.0", "ValueError: No available memory for the cache blocks. Try increasing", "gpu_memory_short_at_start"),
-        ("0.30.0", "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests.", "gpu_memory_short_at_start"),
-        ("0.28.0", "RuntimeError: Insufficient space in /dev/shm: 16384.0 MiB required, 64.0 MiB free. Increase", "dev_shm_shortage"),
-        ("0.32.0", "RuntimeError: Insufficient space in /dev/shm for CPU KV offload shared region in /dev/shm: 16384.0 MiB required, 64.0 MiB free.", "dev_shm_shortage"),
+        ("0.26.0", f"{FREE} (0.9, 71.19 GiB). Decrease", "gpu_memory_short_at_start"),
+        ("0.31.0", "ValueError: No available memory for the cache blocks. Try", "gpu_memory_short_at_start"),
+        ("0.30.0", "RuntimeError: CUDA out of memory occurred when warming up sampler", "gpu_memory_short_at_start"),
+        ("0.28.0", f"{SHORT}: {SIZES} Increase", "dev_shm_shortage"),
+        ("0.32.0", f"{SHORT} for CPU KV offload shared region in /dev/shm: {SIZES}", "dev_shm_shortage"),
         ("0.27.1", "OSError: [Errno 14] Bad address", "dev_shm_shortage"),
         ("0.21.0", "    assert not req_status.transfer_jobs", "engine_dead_known_bug"),
         ("0.18.1", "ValueError: Counters can only be incremented by non-negative amounts", "engine_dead_known_bug"),
-        ("0.22.1", "    assert len(offload_keys) == len(offload_block_ids)", "engine_dead_known_bug"),
-        ("0.29.0", "    assert len(offload_keys) == len(offload_block_ids)", "engine_dead_known_bug"),
+        ("0.22.1", STORE_JOBS, "engine_dead_known_bug"),
+        ("0.29.0", STORE_JOBS, "engine_dead_known_bug"),
     ],
-)  # fmt: skip
+)
 def test_a_known_failure_is_named(version: str, text: str, class_: str):
     answer = logged(log_of(CREATED, f"ERROR {text}", "ERROR EngineCore failed to start.", version=version))
     assert answer.class_ == class_
@@ -37,7 +45,7 @@ def test_a_known_failure_is_named(version: str, text: str, class_: str):
 
 
 def test_the_same_assert_is_another_bug_once_the_first_is_fixed():
-    assert_ = "ERROR     assert len(offload_keys) == len(offload_block_ids)"
+    assert_ = f"ERROR {STORE_JOBS}"
     assert "#49118, in 0.20-0.26" in logged(log_of(assert_, version="0.26.0")).findings[0].reason
     assert "#55503" in logged(log_of(assert_, version="0.29.0")).findings[0].reason
 
@@ -115,11 +123,11 @@ def test_lines_of_several_engines_are_not_mixed():
 @pytest.mark.parametrize(
     ("version", "text"),
     [
-        ("0.26.0", "cudaHostRegister failed for rank=0 (code=2) — transfers will still work but may be slower (unpinned DMA)"),
-        ("0.31.0", "cudaHostRegister failed for rank=0 at 12.00 of 64.00 GB (code=2); the offload region stays pageable"),
+        ("0.26.0", "cudaHostRegister failed for rank=0 (code=2) — transfers will still work but may be slower"),
+        ("0.31.0", "cudaHostRegister failed for rank=0 at 12.00 of 64.00 GB (code=2); the offload region stays"),
         ("0.32.0", "host_register failed for rank=1 at 0.00 of 600.00 GB; the offload region stays pageable"),
     ],
-)  # fmt: skip
+)
 def test_a_tier_that_was_not_pinned(version: str, text: str):
     answer = logged(log_of(CREATED, f"WARNING [gpu_worker.py:250] {text}", SERVING, status_line(0), version=version))
     assert (answer.class_, answer.findings[0].confidence) == ("tier_not_pinned", "seen")

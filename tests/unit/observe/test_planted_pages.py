@@ -271,7 +271,7 @@ def test_a_scheduler_that_stands_still_is_seen_at_any_usage():
 
 
 def test_waiting_while_tokens_come_or_nobody_waiting_is_no_deadlock():
-    moving = [page(running=0, waiting=6, **{"generated": g, "finished": 100.0}) for g in (9e3, 9.5e3)]
+    moving = [page(running=0, waiting=6, generated=g, finished=100.0) for g in (9e3, 9.5e3)]
     assert "scheduler_deadlock" not in classes(seen(*moving))
     assert "scheduler_deadlock" not in classes(seen(page(), page()))
     assert "scheduler_deadlock" not in classes(seen(stuck()[0]))
