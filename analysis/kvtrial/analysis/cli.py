@@ -102,15 +102,18 @@ def check(options: argparse.Namespace) -> int:
 
 
 def hazards(options: argparse.Namespace) -> int:
-    """Known defects of a vLLM version."""
-    known = hazards_of(options.vllm)
-    if note := outside_read_range(options.vllm):
+    """Known defects of a vLLM version, or with --config of these launches in it."""
+    from kvtrial.analysis.hazardlist import describe, hits_of_file
+
+    config = None if options.config is None else _yaml(options.config)
+    version, hits = hits_of_file(options.vllm, config, str(options.config))
+    if note := outside_read_range(version):
         print(note, file=sys.stderr if options.json else sys.stdout)
+    known = hazards_of(version)
     if options.json:
-        print(msgspec.json.format(msgspec.json.encode(known), indent=1).decode())
-        return 0
-    for hazard in known:
-        print(f"{hazard.action:5}  {hazard.id}: {hazard.title} [{hazard.source}]")
+        print(msgspec.json.format(msgspec.json.encode(known if hits is None else hits), indent=1).decode())
+    else:
+        print("\n".join(describe(version, known, hits)))
     return 0
 
 
@@ -130,7 +133,7 @@ def _yaml(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise UnusableInput(f"{path} is not YAML ({' '.join(str(error).split())}); mend it.") from None
     if not isinstance(raw, dict):
-        raise UnusableInput(f"{path} must hold a mapping with host, vllm and arms.")
+        raise UnusableInput(f"{path} must hold a mapping.")
     return raw
 
 
@@ -163,7 +166,8 @@ def _parser() -> argparse.ArgumentParser:
     observing.add_arguments(command("observe", observing.command))
     judging.add_arguments(command("judge", judging.command))
     known = command("hazards", hazards)
-    known.add_argument("--vllm", required=True, help="a vLLM version, such as 0.32.0")
+    known.add_argument("--vllm", help="a vLLM version, such as 0.32.0; default that of --config")
+    known.add_argument("--config", type=Path, metavar="LAUNCH.yml", help="only those of these launches (as for check)")
     known.add_argument("--json", action="store_true")
     command("schema", schema).add_argument("name", choices=sorted(SCHEMAS))
     return parser
