@@ -368,8 +368,10 @@ def _named_without_total(types: dict[str, str], samples: dict[str, list[Sample]]
     """Give counters whose samples lost `_total` on the way (some relays strip it) their name; say for which."""
     bare = [
         name
-        for name, kind in types.items()
-        if kind == "counter" and name in samples and not name.endswith("_total") and name + "_total" not in samples
+        for name in samples
+        if not name.endswith("_total")
+        and name + "_total" not in samples
+        and (types.get(name) == "counter" or name + "_total" in _read_by_name())
     ]
     for name in bare:
         samples[name + "_total"] = samples[name]

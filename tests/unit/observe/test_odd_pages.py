@@ -52,6 +52,21 @@ def test_a_value_that_is_not_a_number_is_unknown_and_not_zero():
     assert "0 preemptions" not in answer.findings[0].reason
 
 
+def test_a_value_that_is_no_number_is_said_also_where_nothing_reads_it():
+    odd = AFTER + '# TYPE vllm:lora_requests_info gauge\nvllm:lora_requests_info{max_lora="0"} NaN\n'
+    answer = seen(BEFORE, odd)
+    assert answer.class_ == "parsed_with_caveats"
+    assert "vllm:lora_requests_info is nan" in answer.findings[0].reason
+
+
+def test_counters_without_total_and_without_a_type_line_keep_their_numbers():
+    bare = [
+        without("TYPE vllm:num_preemptions", text.replace("num_preemptions_total", "num_preemptions"))
+        for text in (BEFORE, AFTER)
+    ]
+    assert seen(*bare).findings[0].numbers["delta"] == 4
+
+
 def test_counters_without_total_keep_their_numbers():
     bare = AFTER.replace("vllm:num_preemptions_total", "vllm:num_preemptions")
     first = BEFORE.replace("vllm:num_preemptions_total", "vllm:num_preemptions")
@@ -85,10 +100,17 @@ def test_the_created_family_of_a_counter_is_no_counter():
     assert seen(BEFORE, AFTER).findings[0].numbers["delta"] == 4
 
 
+def both(first: str, second: str) -> str:
+    """Two engines or models on the page of one process."""
+    return first + without("process_start_time_seconds", second)
+
+
 def test_several_engines_are_summed_and_their_gauges_kept_apart():
     two = [
-        page(engine="0", finished=n, preemptions=n, usage=0.2, running=1, prompt=n)
-        + page(engine="1", finished=n, preemptions=3 * n, usage=0.9, waiting=5, prompt=n)
+        both(
+            page(engine="0", finished=n, preemptions=n, usage=0.2, running=1, prompt=n),
+            page(engine="1", finished=n, preemptions=3 * n, usage=0.9, waiting=5, prompt=n),
+        )
         for n in (1, 2)
     ]
     answer = seen(*two)
@@ -99,8 +121,18 @@ def test_several_engines_are_summed_and_their_gauges_kept_apart():
     assert (numbers["waiting"], numbers["finished"]) == (5, 2)
 
 
+def test_preemptions_of_one_engine_of_several_are_not_those_of_all():
+    two = [
+        both(page(engine="0", preemptions=3, usage=0.2), page(engine="1", preemptions=count, usage=0.99))
+        for count in (5, 90)
+    ]
+    answer = seen(*two)
+    assert answer.class_ == "preemption_concentrated"
+    assert answer.findings[0].numbers["engine"] == "1"
+
+
 def test_several_models_are_never_added_up():
-    two = [page(model="a", preemptions=5, prompt=9e9) + page(model="b", preemptions=n) for n in (100, 300)]
+    two = [both(page(model="a", preemptions=5, prompt=9e9), page(model="b", preemptions=n)) for n in (100, 300)]
     answer = seen(*two)
     assert answer.class_ == "parsed_per_model_and_engine"
     assert answer.findings[0].numbers["model"] == "a"
@@ -109,7 +141,7 @@ def test_several_models_are_never_added_up():
 
 
 def test_one_engine_restarted_among_several_is_a_restart():
-    two = [page(engine="0", finished=n) + page(engine="1", finished=n) for n in (1, 2)]
+    two = [both(page(engine="0", finished=n), page(engine="1", finished=n)) for n in (1, 2)]
     again = two[1].replace(
         'vllm:num_preemptions_created{engine="1",model_name="some-model"} 1790000005.0',
         'vllm:num_preemptions_created{engine="1",model_name="some-model"} 1790009005.0',

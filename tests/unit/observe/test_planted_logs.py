@@ -35,7 +35,7 @@ STORE_JOBS = "    assert len(offload_keys) == len(offload_block_ids)"
         ("0.21.0", "    assert not req_status.transfer_jobs", "engine_dead_known_bug"),
         ("0.18.1", "ValueError: Counters can only be incremented by non-negative amounts", "engine_dead_known_bug"),
         ("0.22.1", STORE_JOBS, "engine_dead_known_bug"),
-        ("0.29.0", STORE_JOBS, "engine_dead_known_bug"),
+        ("0.29.0", STORE_JOBS, "engine_dead"),
     ],
 )
 def test_a_known_failure_is_named(version: str, text: str, class_: str):
@@ -64,6 +64,7 @@ def test_out_of_memory_while_serving_is_told_from_out_of_memory_at_start():
     assert serving.class_ == "cuda_oom_runtime"
     assert "1.50 GiB were asked for" in serving.findings[0].reason
     assert "which are something else" in serving.findings[0].reason
+    assert serving.findings[0].numbers["wanted_gib"] == 1.5 and serving.findings[0].numbers["free_mib"] == 612
     assert logged(log_of(oom)).class_ == "gpu_memory_short_at_start"
 
 
@@ -142,6 +143,12 @@ def test_preemptions_by_line_have_a_shape_too():
     assert logged(log_of(*burst)).class_ == "preemption_single_burst"
     assert logged(log_of(*steady)).class_ == "preemption_continuous"
     assert logged(log_of(*cool)).class_ == "preemption_not_from_kv_pressure"
+
+
+def test_a_machine_that_was_taken_away_is_no_preemption_of_requests():
+    answer = logged(log_of(status_line(0), "systemd: Spot instance is being preempted, shutting down", status_line(10)))
+    assert answer.class_ == "not_preemption"
+    assert "the machine" in answer.findings[0].reason
 
 
 def test_a_queue_without_preemptions_is_none():

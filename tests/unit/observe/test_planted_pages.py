@@ -100,6 +100,11 @@ def test_preemptions_with_room_in_the_cache_come_from_elsewhere():
     assert seen(*series([3, 3, 23, 23, 23], [0.2, 0.9, 0.99, 0.2, 0.21])).class_ == "preemption_single_burst"
 
 
+def test_requests_put_back_into_the_queue_by_a_reset_are_no_pressure_where_pages_are_close():
+    answer = seen(*series([3, 3, 23, 23], [0.2, 0.25, 0.05, 0.2], [0.0, 0.0, 18.0, 0.0]))
+    assert answer.class_ == "preemption_not_from_kv_pressure"
+
+
 def test_a_call_of_reset_is_named_where_the_page_counts_it():
     answer = seen(page(preemptions=0, usage=0.3, resets=0, **BUSY), page(preemptions=20, usage=0.3, resets=1, **LATER))
     assert answer.class_ == "preemption_not_from_kv_pressure"
@@ -205,6 +210,20 @@ def test_loads_are_a_tier_that_serves_whatever_the_gauges_say():
     assert answer.class_ == "healthy_tier_serving"
     assert answer.findings[0].numbers["bandwidth_gb_s"] == 22.0
     assert answer.settle is not None and "kvtrial_hit_share_percent=38" in answer.settle.command
+
+
+def test_a_tier_that_is_not_larger_and_serves_all_the_same_is_not_called_small():
+    small = {"version": "0.33.0", "tier": {"cpu_kv_cache_size_tokens": "30000"}}
+    served = seen(*tiered({"load": 4.4e9, "load_seconds": 0.2, "external": 38_000.0}, **small))
+    assert served.class_ == "healthy_tier_serving" and "although it is not larger" in served.findings[0].reason
+    hardly = seen(*tiered({"load": 4.4e7, "load_seconds": 0.002, "external": 380.0}, **small))
+    assert hardly.class_ == "tier_smaller_than_gpu_kv"
+
+
+def test_the_tiers_tokens_follow_from_its_chunks():
+    chunks = {"cpu_num_chunks": "1000", "cpu_blocks_per_chunk": "2"}
+    answer = seen(*tiered({"store": 4e9, "asked": 1e5}, version="0.33.0", tier=chunks))
+    assert answer.findings[0].numbers["tier_tokens"] == 32_000
 
 
 def test_loads_without_hits_belong_to_preempted_requests():

@@ -12,12 +12,12 @@ from kvtrial.analysis.observe.configuration import (
     async_scheduling_of,
     configuration_of_log,
     configured_connector,
-    hazards_here,
     launch_findings,
     told_by_configuration,
 )
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.host import exposure, memory
+from kvtrial.analysis.observe.known import HazardHere, hazards_here
 from kvtrial.analysis.observe.lengths import output_lengths
 from kvtrial.analysis.observe.logs import Log, log_findings, told_by
 from kvtrial.analysis.observe.pages import Pages, caveats, several
@@ -27,7 +27,7 @@ from kvtrial.analysis.observe.settle import Experiment, experiment_for
 from kvtrial.analysis.observe.tier import tier
 from kvtrial.analysis.observe.usable import counter_reset, requests_missing
 from kvtrial.analysis.observe.wanted import neighbours
-from kvtrial.analysis.observe.window import Window
+from kvtrial.analysis.observe.window import Window, exports_connector
 from kvtrial.record.observed import HostFacts
 
 Verdict = Literal["report", "INVALID", "error"]
@@ -74,16 +74,6 @@ ORDER = (
 _AT_THE_END = ("idle", "no_fault_seen")
 
 
-class HazardHere(msgspec.Struct, frozen=True):
-    """A known defect that this version and configuration meet."""
-
-    id: str
-    action: str
-    guarded: bool
-    title: str
-    source: str
-
-
 class Answer(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     """What is known of one server. `class_`: of the first finding. `settle`: the experiment for what is open."""
 
@@ -122,7 +112,11 @@ def observe(
     if log is not None:
         found += log_findings(log)
     if configuration is not None and configuration.source != "the log's start":
-        found += launch_findings(configuration, version)
+        said = {finding.class_ for finding in found}
+        if "healthy_tier_serving" in said:
+            # What is seen to serve is not judged by its size on paper.
+            said.add("tier_smaller_than_gpu_kv")
+        found += [one for one in launch_findings(configuration, version) if one.class_ not in said]
     if facts is not None or configuration is not None:
         found += exposure(facts, configuration, version)
     if facts is not None:
@@ -131,7 +125,6 @@ def observe(
     found = in_order(found)
     if pages is not None and not any(finding.severity == "refuse" for finding in found):
         found += neighbours([finding.class_ for finding in found], pages.main, configuration)
-    hits = hazards_here(configuration, version) if configuration is not None and configuration.launch.argv else []
     share = next((f.numbers.get("share_of_prompt") for f in found if f.class_ == "healthy_tier_serving"), None)
     refused = any(finding.severity == "refuse" for finding in found)
     return Answer(
@@ -140,7 +133,7 @@ def observe(
         found[0].class_ if found else None,
         found,
         _server(pages, configuration, version, facts),
-        [HazardHere(hit.hazard.id, hit.action, hit.guarded, hit.hazard.title, hit.hazard.source) for hit in hits],
+        hazards_here(pages, log, configuration, facts, version),
         None if refused else experiment_for([finding.class_ for finding in found], share),
         pages.notes if pages is not None else [],
     )
@@ -148,7 +141,11 @@ def observe(
 
 def in_order(found: Sequence[Finding]) -> list[Finding]:
     """Findings by ORDER, then warnings, then facts; what says that all is well only where nothing else does."""
-    rank = {name: index for index, name in enumerate(ORDER)}
+    rank: dict[str, float] = {name: index for index, name in enumerate(ORDER)}
+    apart = next((one for one in found if one.class_ == "parsed_per_model_and_engine"), None)
+    if apart is not None and len(apart.numbers.get("models", [])) == 1:
+        # Several engines of one model are one server: what is wrong with it says more than how it was read.
+        rank[apart.class_] = rank["preemption_shape_unknown"] - 0.5
     others = [finding for finding in found if finding.class_ not in _AT_THE_END]
     kept = others or list(found)
     ordered = sorted(kept, key=lambda one: (rank.get(one.class_, len(rank)), one.severity == "info"))
@@ -207,8 +204,7 @@ def _of_control(finding: Finding) -> Finding:
 
 
 def _connector_absent(window: Window, name: str, configuration: Configuration) -> Iterator[Finding]:
-    exported = window.last.values.get("load_bytes") is not None or window.last.values.get("store_bytes") is not None
-    if exported or name != "OffloadingConnector" or not window.versions.may_be("0.24", None):
+    if exports_connector(window) or name != "OffloadingConnector" or not window.versions.may_be("0.24", None):
         return
     yield Finding(
         "connector_absent",

@@ -62,6 +62,10 @@ def sizes_of(reading: Reading, told: Told | None = None, bytes_per_token: float 
     gpu_bytes = _number(cache.get("kv_cache_memory_bytes")) or told.gpu_bytes
     tier_tokens = _number(tier.get("cpu_kv_cache_size_tokens"))
     tier_bytes = _number(tier.get("cpu_kv_cache_size_bytes"))
+    if tier_tokens is None:
+        chunks, blocks = _number(tier.get("cpu_num_chunks")), _number(tier.get("cpu_blocks_per_chunk"))
+        block = _number(cache.get("block_size"))
+        tier_tokens = chunks * blocks * block if chunks and blocks and block else None
     source = "vllm:kv_offload_config_info" if tier_tokens or tier_bytes else ""
     if tier_tokens is None and tier_bytes is None and told.tier_bytes is not None:
         tier_bytes, source = told.tier_bytes, told.source

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from kvtrial.analysis.observe.finding import Finding
-from kvtrial.analysis.observe.window import Window
+from kvtrial.analysis.observe.window import Window, exports_connector
 from kvtrial.analysis.observe.words import percent, plural, whole
 from kvtrial.record.hazards import all_hazards
 from kvtrial.record.versions import within
@@ -36,11 +36,10 @@ def against_control(window: Window, control: Window, async_scheduling: bool | No
         "kv_usage_max": usage[0],
         "control_kv_usage_max": usage[1],
     }
-    connector = window.last.values.get("load_bytes") is not None or window.last.values.get("store_bytes") is not None
     more = ours >= LEAST_PREEMPTIONS and ours >= LEAST_RATIO * theirs
     if rates[0] is not None and rates[1] is not None:
         more = more and rates[0] >= LEAST_RATIO * rates[1]
-    if not more or not connector:
+    if not more or not exports_connector(window):
         return
     alike = usage[0] is None or usage[1] is None or abs(usage[0] - usage[1]) <= USAGE_APART
     hazard = next(hazard for hazard in all_hazards() if hazard.id == CASCADE)

@@ -9,8 +9,32 @@ import msgspec
 from kvtrial.record.errors import UnusableInput
 
 _NAMES: dict[str, tuple[str, ...]] = {
-    "sent": ("sent", "requests_sent", "num_sent", "total_requests", "num_requests", "num_prompts", "request_count"),
-    "completed": ("completed", "succeeded", "successful", "success", "ok", "finished", "requests_completed"),
+    "sent": (
+        "sent",
+        "requests_sent",
+        "sent_requests",
+        "num_sent",
+        "submitted",
+        "issued",
+        "started",
+        "attempted",
+        "total_requests",
+        "requests_total",
+        "num_requests",
+        "num_prompts",
+        "request_count",
+        "total",
+    ),
+    "completed": (
+        "completed",
+        "succeeded",
+        "successful",
+        "success",
+        "ok",
+        "finished",
+        "requests_completed",
+        "http_200",
+    ),
     "failed": ("failed", "errors", "errored", "error", "failures", "requests_failed"),
     "aborted": (
         "aborted",
@@ -20,6 +44,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
         "incomplete",
         "client_aborted",
         "aborted_by_client",
+        "requests_aborted",
+        "closed_early",
         "dropped",
     ),
     "timed_out": ("timed_out", "timeouts", "timeout", "client_timeouts"),
@@ -69,9 +95,11 @@ def _client_of(raw: Any) -> Client:
         return Client(sent=float(len(raw)))
     if not isinstance(raw, dict):
         return Client()
-    inner = [raw[key] for key in ("requests", "summary", "client") if isinstance(raw.get(key), dict)]
-    nested: dict[str, Any] = inner[0] if inner else {}
-    flat = {str(key).lower(): value for key, value in {**nested, **raw}.items()}
+    flat = {str(key).lower(): value for key, value in raw.items()}
+    for inner in raw.values():
+        # Totals may stand one level down, beside the settings; what stands outside counts first.
+        if isinstance(inner, dict):
+            flat = {**{str(key).lower(): value for key, value in inner.items()}, **flat}
     values = {field: _number(flat, names) for field, names in _NAMES.items()}
     values["prompt_tokens"] = _number(flat, ("prompt_tokens", "prompt_tokens_sent", "total_input_tokens"))
     if values["sent"] is None:

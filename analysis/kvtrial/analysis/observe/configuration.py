@@ -15,15 +15,12 @@ from kvtrial.analysis.launch_arm import Backend, read_arm
 from kvtrial.analysis.observe.capacity import Told
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.hazards import HazardHit, hazards_for
 from kvtrial.record.launch import ArmLaunch, ParsedArgs, async_scheduling, parse_vllm_args
 from kvtrial.record.observed import HostFacts, redacted_argv, redacted_env
-from kvtrial.record.versions import outside_read_range
 
 _NOT_FOR_A_RUNNING_ONE = {"gpu_kv_not_pinned", "kv_layout_differs", "tier_leaves_no_room", "driver_not_judged"}
 _SAID_BY_EXPOSURE = {"dev_mode_exposed", "non_loopback_bind"}
 """Where a server listens is judged with its sockets and routes, apart."""
-
 
 
 class Configuration(msgspec.Struct, frozen=True):
@@ -163,14 +160,6 @@ def launch_findings(configuration: Configuration, version: str | None) -> Iterat
         if found.class_ in _NOT_FOR_A_RUNNING_ONE | _SAID_BY_EXPOSURE or found.class_.startswith("version_hazard"):
             continue
         yield Finding(found.class_, "warn", _as_fact(found.reason), found.numbers, found.do, "inferred")
-
-
-def hazards_here(configuration: Configuration, version: str | None) -> list[HazardHit]:
-    """Hazards that this very version and configuration meet; none where the version is unknown or was not read."""
-    stated = configuration.version or version
-    if stated is None or outside_read_range(stated):
-        return []
-    return hazards_for(stated, {"server": configuration.launch}, configuration.backend)
 
 
 def _as_fact(reason: str) -> str:

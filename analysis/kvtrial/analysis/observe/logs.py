@@ -1,21 +1,27 @@
 """What an engine's log shows: why it died or did not start, whether it stands still, whether its tier is pinned."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from kvtrial.analysis.observe.capacity import Told
+from kvtrial.analysis.observe.deadlocks import known_deadlocks, named
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.preemption import LEAST_INTERVALS, PRESSURE_SHARE, shape_of
 from kvtrial.analysis.observe.words import listed, plural, seconds, span, whole
 from kvtrial.record.enginelog import Diagnosis, EngineFacts, diagnose, engine_facts
-from kvtrial.record.hazards import Hazard, hazards_of, watch_log
+from kvtrial.record.hazards import watch_log
 from kvtrial.record.oom import MemoryCounters, tell_apart
 from kvtrial.record.statuslines import StatusLine, interval_seconds, status_lines
 from kvtrial.record.versions import outside_read_range
 
 STUCK_LEAST_LINES = 3
+_MACHINE_PREEMPTION = re.compile(
+    r"(?i)\b(spot|instance|node|pod|slurm\w*|kubelet|job)\b[^\n]*\bpreempt(ed|ion|ing)?\b|"
+    r"\bpreempt(ed|ion|ing)?\b[^\n]*\b(spot|instance|node|pod|slurm\w*|kubelet)\b"
+)
 _NO_COUNTERS = MemoryCounters(None, None, None)
 
 
@@ -45,6 +51,7 @@ def read_log(text: str, version: str | None = None) -> Log:
 def log_findings(log: Log) -> Iterator[Finding]:
     """Findings of one log, the worst first."""
     yield from _killed(log)
+    yield from _machine_preempted(log)
     yield from _dead(log)
     yield from _stuck(log)
     yield from _not_pinned(log)
@@ -71,6 +78,20 @@ def _killed(log: Log) -> Iterator[Finding]:
     yield Finding(
         f"out_of_memory_{told.kind}", "warn", f"{told.sentence} By this line: {told.evidence}", {}, told.do, about=None
     )
+
+
+def _machine_preempted(log: Log) -> Iterator[Finding]:
+    lines = [line for line in log.text.splitlines() if _MACHINE_PREEMPTION.search(line)]
+    if lines:
+        yield Finding(
+            "not_preemption",
+            "warn",
+            f"What was preempted is the machine, the pod or the job, not requests in vLLM: "
+            f"'{_short(lines[0].strip())}'. "
+            "The scheduler of the cluster took the place away; vllm:num_preemptions_total knows nothing of it.",
+            {"lines": len(lines), "delta": 0},
+            "Look at the cluster's priorities and at spot instances; nothing in vLLM has to be resized for it.",
+        )
 
 
 def _dead(log: Log) -> Iterator[Finding]:
@@ -119,8 +140,7 @@ def _stuck(log: Log) -> Iterator[Finding]:
         health = log.text.count('"GET /health HTTP/1.1" 200')
         answers = f" while /health answered 200 ({health} times)" if health else ""
         ended = "" if run[-1] is lines[-1] else " It ended by itself; so it was a long stall, or a restart followed."
-        known = _deadlocks(log)
-        named = "; ".join(f"{hazard.title} ({hazard.source})" for hazard in known[:2])
+        known = known_deadlocks(log.version, None, log.facts.connector is not None)
         which = f" Engine {engine}." if len(log.status) > 1 else ""
         usage = (
             f", KV usage {last.kv_usage_percent:g} % (no part of the rule)" if last.kv_usage_percent is not None else ""
@@ -131,7 +151,7 @@ def _stuck(log: Log) -> Iterator[Finding]:
             f"The scheduler stands still: Running {span([line.running or 0 for line in run])}, Waiting "
             f"{span([line.waiting or 0 for line in run])}{deferred}, 0 tokens/s for {len(run)} log lines "
             f"({len(run) * each:.0f} s){answers}{usage}.{which}{ended}"
-            + (f" Known for {_version(log)}: {named}." if named else ""),
+            + (f" Known for {_version(log)}: {named(known)}." if known else ""),
             {
                 "lines": len(run),
                 "seconds": len(run) * each,
@@ -162,19 +182,6 @@ def _longest_stuck(lines: list[StatusLine]) -> list[StatusLine]:
         else:
             run = []
     return best
-
-
-def _deadlocks(log: Log) -> list[Hazard]:
-    if log.version is None or outside_read_range(log.version):
-        return []
-    connector = log.facts.connector is not None
-    return [
-        hazard
-        for hazard in hazards_of(log.version)
-        if "deadlock_watch" in hazard.watch.others
-        and (hazard.when.connector is None or connector)
-        and hazard.when.args_any is None
-    ]
 
 
 def _not_pinned(log: Log) -> Iterator[Finding]:

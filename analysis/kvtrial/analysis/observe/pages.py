@@ -1,5 +1,6 @@
 """Pages of /metrics in time order: how odd they are, whose they are, and the windows they make."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -71,6 +72,7 @@ def read_pages(
         notes.append(f"{listed([repr(name) for name in gone])} is on the first page and not on the last.")
     caveats = [caveat for readings in series for reading in readings.values() for caveat in reading.caveats]
     odd = list(dict.fromkeys(caveat for caveat in caveats if "differs between engines" not in caveat))
+    odd += [text for text in _not_finite(pages) if not any(text.split(" ", 1)[0] in caveat for caveat in odd)]
     harmless = [sign for sign, seen in _HARMLESS_SIGNS.items() if any(seen(text) for _, text in texts)]
     return Pages(windows, odd, harmless, versions, notes)
 
@@ -157,6 +159,18 @@ def _page(name: str, text: str) -> Page:
             "not even the families before the cut."
         )
     return page
+
+
+def _not_finite(pages: Sequence[Page]) -> list[str]:
+    """Families with a value that is no number, whether a role reads them or not."""
+    found = {
+        name: sample.value
+        for page in pages
+        for name, samples in page.samples.items()
+        for sample in samples
+        if not math.isfinite(sample.value)
+    }
+    return [f"{name} is {value}; unknown, and not used here" for name, value in found.items()]
 
 
 def _numbers(window: Window) -> dict[str, Any]:

@@ -17,6 +17,8 @@ LEAST_INTERVALS = 3
 CONTINUOUS_SHARE = 0.75
 HEAVY_REQUESTS_SHARE = 0.10
 HEAVY_LEAST_MEAN = 3.0
+ONE_ENGINE_SHARE = 0.9
+LEAST_FOR_ONE_ENGINE = 10
 ROOM_TO_KEEP = (0.85, 0.97)
 """Share of the requests that ran at full KV cache which is advised as a cap: the rest is room for their growth."""
 
@@ -107,8 +109,10 @@ def preemption(window: Window) -> Iterator[Finding]:
     concentration = concentration_of(window)
     if concentration is not None and concentration.concentrated:
         yield _concentrated(window, count, concentration, numbers)
+    elif (engine := _one_engine(window, count)) is not None:
+        yield _on_one_engine(window, count, engine, numbers)
     reset = window.rise("http_reset_prefix_cache_calls") or 0.0
-    if (sign := _no_pressure(window, per_interval, shape, reset)) is not None:
+    if (sign := _no_pressure(window, per_interval, reset)) is not None:
         yield _not_from_pressure(window, count, reset, sign, numbers)
     elif shape == "burst":
         yield _burst(window, count, per_interval, numbers)
@@ -116,6 +120,15 @@ def preemption(window: Window) -> Iterator[Finding]:
         yield _continuous(window, count, per_interval, numbers)
     else:
         yield _unshaped(window, count, per_interval, shape, numbers)
+
+
+def _one_engine(window: Window, count: float) -> str | None:
+    """The engine of several on which nearly all preemptions fall."""
+    by_engine = window.whole.per_engine.get("preemptions", {})
+    if len(by_engine) < 2 or count < LEAST_FOR_ONE_ENGINE:
+        return None
+    engine = max(by_engine, key=lambda name: by_engine[name])
+    return engine if by_engine[engine] >= ONE_ENGINE_SHARE * count else None
 
 
 def _bound(text: str) -> float:
@@ -166,7 +179,7 @@ def _pressure(window: Window) -> str:
     return f"KV usage is up to {percent(top)}{at}"
 
 
-def _no_pressure(window: Window, per_interval: Sequence[float], shape: Shape, reset: float) -> str | None:
+def _no_pressure(window: Window, per_interval: Sequence[float], reset: float) -> str | None:
     """Why the preemptions can't come from a full KV cache, or None where they may."""
     usage = window.gauge("kv_cache_usage_share")
     if len(usage) != len(window.readings) or window.since_start:
@@ -177,11 +190,15 @@ def _no_pressure(window: Window, per_interval: Sequence[float], shape: Shape, re
     capacity = window.gauge("requests_waiting_capacity") or window.gauge("requests_waiting")
     queue, ttft = window.mean("queue_seconds"), window.mean("ttft_seconds")
     queued = max(capacity, default=0.0) > 0 or (queue is not None and ttft is not None and queue > 0.1 * ttft)
-    if reset and max(near) < PRESSURE_SHARE:
-        return f"/reset_prefix_cache was called {plural(reset, 'time')} in the window"
-    if max(near) >= PRESSURE_SHARE or queued:
+    if max(near) >= PRESSURE_SHARE:
         return None
-    return f"KV usage is {span([100 * share for share in near])} % around them and nobody waited for room"
+    if reset:
+        return f"/reset_prefix_cache was called {plural(reset, 'time')} in the window"
+    if queued and len(per_interval) < LEAST_INTERVALS:
+        # Two pages far apart can have a full cache between them, and the queue says that they had.
+        return None
+    waited = "" if queued else " and nobody waited for room"
+    return f"KV usage is {span([100 * share for share in near])} % around them{waited}"
 
 
 def _not_from_pressure(window: Window, count: float, reset: float, sign: str, numbers: dict[str, Any]) -> Finding:
@@ -323,5 +340,23 @@ def _concentrated(window: Window, count: float, found: Concentration, numbers: d
         },
         "Look at the lengths of these few requests first: give them a limit, a server of their own, or "
         "--long-prefill-token-threshold. Resizing for all would be paid by those who have no trouble.",
+        about=window.about,
+    )
+
+
+def _on_one_engine(window: Window, count: float, engine: str, numbers: dict[str, Any]) -> Finding:
+    by_engine = window.whole.per_engine["preemptions"]
+    usage = window.last.per_engine.get("kv_cache_usage_share", {})
+    levels = ", ".join(f"engine {name}: {percent(value)}" for name, value in sorted(usage.items()))
+    return Finding(
+        "preemption_concentrated",
+        "warn",
+        f"{_counted(window, count, numbers)}, and they fall on one engine: {whole(by_engine[engine])} of "
+        f"{whole(count)} on "
+        f"engine {engine} of {len(by_engine)}" + (f"; KV usage is {levels}" if levels else "") + ". The sum over the "
+        "engines describes none of them.",
+        {**numbers, "engine": engine, "preempt": by_engine},
+        "Look at how requests are spread over the engines (sticky sessions, a router by prefix) before anything is "
+        "resized.",
         about=window.about,
     )

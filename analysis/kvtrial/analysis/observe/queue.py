@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
+from kvtrial.analysis.observe.deadlocks import known_deadlocks, named
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.preemption import PRESSURE_SHARE
-from kvtrial.analysis.observe.window import Window, fits_tokens
+from kvtrial.analysis.observe.window import Window, exports_connector, fits_tokens
 from kvtrial.analysis.observe.words import percent, plural, seconds, signed_bytes, span, whole
-from kvtrial.record.hazards import Hazard, all_hazards
-from kvtrial.record.versions import within
+from kvtrial.record.hazards import Hazard
 
 DEFERRED_LEAST = 2
 LOOKUP_SHARE_OF_TTFT = 0.25
@@ -33,13 +33,13 @@ def deadlock(window: Window) -> Iterator[Finding]:
     loaded = window.last.values.get("requests_kv_fetch_completed_waiting")
     fetched = f", {whole(loaded)} of them with a finished load" if loaded else ""
     stuck = "" if usage is None else f", KV usage stuck at {percent(usage)} (the figure is no part of the rule)"
-    known = deadlocks_known(window)
+    known = known_deadlocks(window.version, window.versions, exports_connector(window))
     yield Finding(
         "scheduler_deadlock",
         "warn",
         f"The scheduler stands still: running {span(running)}, waiting {span(waiting)}{reasons}{fetched}, and "
         f"generation_tokens_total is flat {window.during}{stuck}. /health answers 200 all the same: it only says that "
-        f"the process lives.{_named(known)} A queue gauge that froze when all clients hung up looks alike (#22545).",
+        f"the process lives.{_known(known)} A queue gauge that froze when all clients hung up looks alike (#22545).",
         {
             "running": running,
             "waiting": waiting,
@@ -58,27 +58,8 @@ def deadlock(window: Window) -> Iterator[Finding]:
     )
 
 
-def deadlocks_known(window: Window) -> list[Hazard]:
-    """Entries of the hazard table about deadlocks that the version can have."""
-    found = [hazard for hazard in all_hazards() if "deadlock_watch" in hazard.watch.others]
-    connector = window.last.values.get("load_bytes") is not None or window.last.values.get("store_bytes") is not None
-    return [
-        hazard
-        for hazard in found
-        if (
-            within(window.version, hazard.since, hazard.until)
-            if window.version
-            else window.versions.may_be(hazard.since, hazard.until)
-        )
-        and (connector or hazard.when.connector is None)
-    ]
-
-
-def _named(known: list[Hazard]) -> str:
-    if not known:
-        return ""
-    each = [f"{hazard.title} ({hazard.source})" for hazard in known[:2]]
-    return f" Known for versions this can be: {'; '.join(each)}."
+def _known(known: list[Hazard]) -> str:
+    return f" Known for versions this can be: {named(known)}." if known else ""
 
 
 def deferred_behind_load(window: Window) -> Iterator[Finding]:
@@ -96,8 +77,7 @@ def deferred_behind_load(window: Window) -> Iterator[Finding]:
         and delay >= LOOKUP_SHARE_OF_TTFT * ttft
     )
     seen_often = sum(1 for value in deferred if value >= 1) >= 2 or max(deferred) >= DEFERRED_LEAST
-    connector = window.last.values.get("load_bytes") is not None or window.last.values.get("store_bytes") is not None
-    if not connector or not (seen_often or (slow and max(deferred) >= 1)):
+    if not exports_connector(window) or not (seen_often or (slow and max(deferred) >= 1)):
         return
     usage, capacity = window.gauge("kv_cache_usage_share"), window.gauge("requests_waiting_capacity")
     load, running = window.rise("load_bytes"), window.gauge("requests_running")

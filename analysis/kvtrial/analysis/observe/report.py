@@ -12,13 +12,23 @@ def lines_of(answer: Answer) -> list[str]:
     """One paragraph a finding: class, sentence, what to do; then hazards, the experiment and notes."""
     said = [head(answer)]
     said += [paragraph(finding) for finding in answer.findings]
-    if answer.hazards:
-        said.append("Known defects that this version and configuration meet:")
+    here = [hazard for hazard in answer.hazards if hazard.state != "possible"]
+    shown = [hazard for hazard in here if hazard.state == "seen" or hazard.about != "reading"]
+    if shown:
+        said.append("Known defects that this version and configuration meet (seen, applies, guarded):")
         said += [
-            f"  {hazard.action:5}  {hazard.id}: {hazard.title} [{hazard.source}]"
-            + (" (guard is set)" if hazard.guarded else "")
-            for hazard in answer.hazards
+            f"  {hazard.state:7}  {hazard.id}: {hazard.title} [{hazard.source}]"
+            + (f" ({hazard.evidence})" if hazard.state == "seen" else "")
+            for hazard in shown
         ]
+    possible, readings = len(answer.hazards) - len(here), len(here) - len(shown)
+    if possible or readings:
+        more = [f"{readings} that only mislead a reader" if readings else ""]
+        more.append(f"{possible} that may apply (--config or --host says whether)" if possible else "")
+        said.append(
+            f"And {' and '.join(part for part in more if part)}: `kvtrial hazards --vllm "
+            f"{answer.server.get('version')}`."
+        )
     if answer.settle is not None:
         said.append(f"Open: {answer.settle.question} {answer.settle.where}\n  {answer.settle.command}")
     said += [f"Note: {note}" for note in answer.notes]

@@ -14,6 +14,8 @@ GPU_ANSWERS_SHARE = 0.10
 """Share of prompt tokens found in the GPU's own cache from which that cache counts as what answers."""
 PAGEABLE_BYTES_PER_SECOND = 6e9
 """Below it a copy over PCIe looks like pageable memory: pinned ones were seen at 21 to 40 GB/s on an H200."""
+SERVES_SHARE = 0.01
+"""Share of prompt tokens from which a tier that is not larger than the GPU's KV cache counts as serving."""
 LEAST_BYTES_JUDGED = 100e6
 LEAST_OPERATION_BYTES = 1e6
 
@@ -76,12 +78,12 @@ def tier(window: Window, told: Told | None = None) -> Iterator[Finding]:
     if flow.load:
         if _slow(window, flow):
             yield _pageable(window, flow)
-        yield _serving(window, flow)
-        if sizes.tier_not_larger:
-            yield _mirror(window, flow, sizes, "info")
+        if sizes.tier_not_larger and (flow.external_hits or 0) < SERVES_SHARE * (flow.prompt or 0):
+            yield _mirror(window, flow, sizes)
+        yield _serving(window, flow, sizes)
         return
     if sizes.tier_not_larger and (flow.store or flow.external_queries):
-        yield _mirror(window, flow, sizes, "warn")
+        yield _mirror(window, flow, sizes)
     hits_share = flow.local_hits / flow.prompt if flow.local_hits and flow.prompt else 0.0
     if hits_share >= GPU_ANSWERS_SHARE:
         if not sizes.tier_not_larger:
@@ -125,7 +127,7 @@ def _pageable(window: Window, flow: Traffic) -> Finding:
     )
 
 
-def _serving(window: Window, flow: Traffic) -> Finding:
+def _serving(window: Window, flow: Traffic, sizes: Sizes) -> Finding:
     load, hits = flow.load or 0.0, flow.external_hits or 0.0
     share = f", {percent(hits / flow.prompt)} of {whole(flow.prompt)} prompt tokens" if flow.prompt and hits else ""
     rate = f" at {gigabytes_per_second(flow.bandwidth)}" if flow.bandwidth else ""
@@ -150,11 +152,13 @@ def _serving(window: Window, flow: Traffic) -> Finding:
         proof = "external hits +0, which the loads contradict: a load may have been counted a step later"
     local = f" The GPU's own cache gave {whole(flow.local_hits)} tokens." if flow.local_hits else ""
     each = f" A token takes {load / hits:,.0f} B by these numbers; equality is not required." if hits else ""
+    small = f" It serves although it is not larger: {sizes.described()}." if sizes.tier_not_larger and hits else ""
     return Finding(
         "healthy_tier_serving",
         "info",
         f"The tier serves: load {signed_bytes(load)}{rate}, {proof}; store {signed_bytes(flow.store or 0)} "
-        f"{window.during}.{gauge}{local}{each} Whether a load is sooner than computing again, these counters can't "
+        f"{window.during}.{gauge}{local}{each}{small} Whether a load is sooner than computing again, these counters "
+        f"can't "
         "tell.",
         flow.numbers(window) | {"share_of_prompt": hits / flow.prompt if flow.prompt else None},
         "Nothing to repair. Never use these gauges as a fill level." if gauges else "Nothing to repair.",
@@ -187,11 +191,11 @@ def _gpu_answered(window: Window, flow: Traffic, share: float) -> Finding:
     )
 
 
-def _mirror(window: Window, flow: Traffic, sizes: Sizes, severity: Any) -> Finding:
+def _mirror(window: Window, flow: Traffic, sizes: Sizes) -> Finding:
     loaded = f"load {signed_bytes(flow.load or 0)}, external hits {whole(flow.external_hits or 0)}"
     return Finding(
         "tier_smaller_than_gpu_kv",
-        severity,
+        "warn",
         f"The CPU tier is not larger than the GPU's KV cache: {sizes.described()} (by {sizes.source}). Stores are "
         f"immediate and mirror the GPU, so what the GPU has evicted the tier has evicted too: store "
         f"{signed_bytes(flow.store or 0)}, {loaded} {window.during}. That is the size, not the connector.",

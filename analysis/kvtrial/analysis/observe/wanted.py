@@ -32,7 +32,7 @@ def neighbours(classes: Sequence[str], window: Window, configuration: Configurat
             "inferred",
             window.about,
         )
-    elif _TIER_WITHOUT_USE.intersection(classes):
+    elif _TIER_WITHOUT_USE.intersection(classes) and "healthy_tier_serving" not in classes:
         yield Finding(
             "tier_is_no_saving_of_gpu_memory",
             "info",

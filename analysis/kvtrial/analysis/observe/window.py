@@ -150,3 +150,8 @@ def fits_tokens(reading: Reading) -> int | None:
         return int(said)
     blocks, size = labels.get("num_gpu_blocks", ""), labels.get("block_size", "")
     return int(blocks) * int(size) if blocks.isdigit() and size.isdigit() else None
+
+
+def exports_connector(window: Window) -> bool:
+    """Whether the last page shows the series of the OffloadingConnector."""
+    return any(window.last.values.get(role) is not None for role in ("load_bytes", "store_bytes"))
