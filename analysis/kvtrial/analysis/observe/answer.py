@@ -104,7 +104,9 @@ def observe(
     of_log = log.version if log is not None else None
     version = version or (configuration.version if configuration else None) or of_log
     configuration = configuration or (
-        configuration_of_log(log.facts.non_default_args, of_log) if log is not None and pages is not None else None
+        configuration_of_log(log.facts.non_default_args, of_log, log.backend)
+        if log is not None and pages is not None
+        else None
     )
     found: list[Finding] = []
     if pages is not None:
@@ -134,9 +136,14 @@ def observe(
         found,
         _server(pages, configuration, version, facts),
         hazards_here(pages, log, configuration, facts, version),
-        None if refused else experiment_for([finding.class_ for finding in found], share),
+        None if refused else experiment_for(_open(found), share),
         pages.notes if pages is not None else [],
     )
+
+
+def _open(found: Sequence[Finding]) -> list[str]:
+    """Classes that may leave a question: a queue that nobody stands in leaves none."""
+    return [one.class_ for one in found if one.class_ != "not_preemption" or one.severity == "warn"]
 
 
 def in_order(found: Sequence[Finding]) -> list[Finding]:

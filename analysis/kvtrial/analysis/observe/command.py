@@ -121,12 +121,12 @@ def answer_of(options: argparse.Namespace) -> Answer:
     if stated is not None:
         release(stated)
     known = stated or (log.version if log else None)
-    pages = _pages(options, seen, known, facts)
+    pages = _pages(options, seen, known, facts, log)
     connector = None if pages is None else pages.main.last.values.get("store_bytes") is not None
     configuration = _configuration(options, facts, known, connector)
     if known is None and configuration is not None and configuration.version and pages is not None:
         known = configuration.version
-        pages = _pages(options, seen, known, facts)
+        pages = _pages(options, seen, known, facts, log)
     control = _read(options.control, known, options.interval) if options.control else None
     client = read_client(options.client) if options.client else None
     return observe(pages, control, log, configuration, facts, client, known)
@@ -151,9 +151,10 @@ def _refuse_nothing(options: argparse.Namespace) -> None:
 
 
 def _pages(
-    options: argparse.Namespace, seen: Seen | None, version: str | None, facts: HostFacts | None
+    options: argparse.Namespace, seen: Seen | None, version: str | None, facts: HostFacts | None, log: Log | None
 ) -> Pages | None:
-    backend = "cpu" if facts is not None and any(name.startswith("VLLM_CPU_") for name in facts.env) else None
+    of_host = facts is not None and any(name.startswith("VLLM_CPU_") for name in facts.env)
+    backend = "cpu" if of_host or (log is not None and log.backend == "cpu") else None
     if seen is not None:
         pages = read_pages(seen.pages, version, seen.interval_seconds, backend)
         return msgspec.structs.replace(pages, notes=[*pages.notes, *seen.notes, *_another_model(pages, seen)])

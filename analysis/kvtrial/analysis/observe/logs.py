@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from kvtrial.analysis.observe.capacity import Told
+from kvtrial.analysis.observe.configuration import configuration_of_log, told_by_configuration
 from kvtrial.analysis.observe.deadlocks import known_deadlocks, named
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.preemption import LEAST_INTERVALS, PRESSURE_SHARE, shape_of
@@ -22,6 +23,7 @@ _MACHINE_PREEMPTION = re.compile(
     r"(?i)\b(spot|instance|node|pod|slurm\w*|kubelet|job)\b[^\n]*\bpreempt(ed|ion|ing)?\b|"
     r"\bpreempt(ed|ion|ing)?\b[^\n]*\b(spot|instance|node|pod|slurm\w*|kubelet)\b"
 )
+_CPU_ENGINE = re.compile(r"CPU KV cache (?:size|usage)|device_config=cpu\b")
 _NO_COUNTERS = MemoryCounters(None, None, None)
 
 
@@ -33,6 +35,11 @@ class Log(msgspec.Struct, frozen=True):
     facts: EngineFacts
     diagnosis: Diagnosis | None
     status: dict[str, list[StatusLine]]
+
+    @property
+    def backend(self) -> Literal["cpu", "cuda"]:
+        """Whether it is the CPU engine's: its lines name the device of the KV cache."""
+        return "cpu" if _CPU_ENGINE.search(self.text) else "cuda"
 
     @property
     def lines(self) -> list[StatusLine]:
@@ -110,8 +117,20 @@ def _dead(log: Log) -> Iterator[Finding]:
             "preemptions_last_interval": before[-1].preemptions,
             "kv_usage_percent": before[-1].kv_usage_percent,
         }
+    if found.class_ == "dev_shm_shortage" and (size := _tier_bytes(log)):
+        said.append(f"The tier asked for is {size:,.0f} B ({size / 2**30:.1f} GiB), a file in /dev/shm from 0.27 on.")
+        numbers |= {"tier_bytes": size}
+    if found.class_ == "cuda_oom_runtime" and "EngineDeadError" in log.text:
+        said.append(
+            "The engine is dead by it (EngineDeadError): every request fails from then on, and the run is invalid."
+        )
     said.append(f"({_version(log)}, line {found.line_number}: {_short(found.evidence_line)})")
     yield Finding(found.class_, "warn", " ".join(part for part in said if part), numbers, found.fix)
+
+
+def _tier_bytes(log: Log) -> float | None:
+    configuration = configuration_of_log(log.facts.non_default_args, log.version)
+    return told_by_configuration(configuration, log.version).tier_bytes if configuration is not None else None
 
 
 def _load_before(line: StatusLine, class_: str, each: float) -> str:

@@ -121,11 +121,17 @@ def caveats(pages: Pages) -> Finding | None:
     if pages.harmless:
         parts.append(f"{listed(pages.harmless)}: read as usual, the values are the same")
     lost = f" Unknown, which is not zero: {listed(unknown)}." if unknown else ""
+    absent = [role for role in _SAID if main.last.values.get(role) is None and role not in unknown]
+    if absent:
+        lost += f" Not exported here, which is not zero either: {listed(absent)}."
+    bare = [role for role in _SAID if main.last.values.get(role) == 0 and not main.last.per_engine.get(role)]
+    if bare:
+        lost += f" Declared without a sample, which is 0: {listed(bare)}."
     return Finding(
         "parsed_with_caveats",
         "warn" if pages.odd else "info",
         f"The page was read, with caveats: {'; '.join(parts)}.{lost} {_summary(main)}",
-        _numbers(main) | {"caveats": len(pages.odd), "unknown": unknown},
+        _numbers(main) | {"caveats": len(pages.odd), "unknown": unknown, "not_exported": absent},
         "Fetch the server's own /metrics, whole and without a relay, where a value is unknown."
         if pages.odd
         else "Nothing.",

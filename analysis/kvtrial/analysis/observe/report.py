@@ -3,7 +3,7 @@
 from kvtrial.analysis.launch_arm import ended
 from kvtrial.analysis.observe.answer import Answer
 from kvtrial.analysis.observe.finding import Finding
-from kvtrial.analysis.observe.words import listed
+from kvtrial.analysis.observe.words import listed, seconds
 
 _SURENESS = {"seen": "", "inferred": " (inferred)", "unknown": " (not to be known from this)"}
 
@@ -48,7 +48,7 @@ def head(answer: Answer) -> str:
         else "",
         models,
         f"{server['pages']} pages" if server.get("pages", 0) > 1 else "one page" if server.get("pages") else "",
-        f"{server['window_seconds']:g} s" if server.get("window_seconds") else "",
+        seconds(server["window_seconds"]) if server.get("window_seconds") else "",
     ]
     of = ", ".join(part for part in parts if part)
     return f"{answer.verdict}: {answer.class_ or 'nothing to say'}" + (f" ({of})" if of else "")

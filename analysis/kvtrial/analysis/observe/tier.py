@@ -13,7 +13,7 @@ from kvtrial.analysis.observe.words import gigabytes_per_second, percent, plural
 GPU_ANSWERS_SHARE = 0.10
 """Share of prompt tokens found in the GPU's own cache from which that cache counts as what answers."""
 PAGEABLE_BYTES_PER_SECOND = 6e9
-"""Below it a copy over PCIe looks like pageable memory: pinned ones were seen at 21 to 40 GB/s on an H200."""
+"""Below it a copy over PCIe looks like pageable memory: pinned ones were seen at 21 to 45 GB/s."""
 SERVES_SHARE = 0.01
 """Share of prompt tokens from which a tier that is not larger than the GPU's KV cache counts as serving."""
 LEAST_BYTES_JUDGED = 100e6
