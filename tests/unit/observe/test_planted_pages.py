@@ -232,6 +232,12 @@ def test_loads_without_hits_belong_to_preempted_requests():
     assert "preempted requests" in served.reason
 
 
+def test_a_reset_that_left_the_tier_warm():
+    load = {"load": 4.4e9, "load_seconds": 0.2, "external": 38_000.0}
+    assert "reset_kept_the_tier" in classes(seen(*tiered({**load, "resets": 1}, {"resets": 0})))
+    assert "reset_kept_the_tier" not in classes(seen(*tiered({**load, "resets": 1}, {"resets": 1})))
+
+
 def test_loads_as_slow_as_pageable_memory():
     slow = {"load": 8e9, "load_seconds": 3.0, "external": 70_000.0}
     answer = seen(*tiered(slow))

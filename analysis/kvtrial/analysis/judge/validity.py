@@ -67,6 +67,11 @@ def _fault(pair: Pair, loads_expected: bool) -> tuple[str | None, str | None]:
             return f"{arm}: {plural(run.failed, 'request')} failed{done}", arm
         if run.sent is not None and run.completed is not None and run.completed < run.sent:
             return f"{arm}: {whole(run.completed)} of {whole(run.sent)} requests completed", arm
+        if len(run.values) > 1 and run.completed is not None and len(run.values) < run.completed:
+            return f"{arm}: {len(run.values)} values for {whole(run.completed)} completed requests", arm
+    sent = [pair.control.sent, pair.variant.sent]
+    if None not in sent and sent[0] != sent[1]:
+        return f"control sent {whole(sent[0] or 0)} requests and variant {whole(sent[1] or 0)}", None
     if loads_expected and not pair.variant.load_bytes:
         stated = "no load is stated" if pair.variant.load_bytes is None else "0 B were loaded"
         return f"variant: {stated}, so the tier gave nothing in it", "variant"
@@ -316,6 +321,14 @@ def _named(names: Sequence[str]) -> str:
 def _range(values: Sequence[float], form: str = "+.1f") -> str:
     low, high = format(min(values), form), format(max(values), form)
     return low if low == high else f"{low} to {high}"
+
+
+def preempted(pairs: Sequence[Pair]) -> str:
+    """Preemptions by arm, in words; empty where there were none. They go along with an effect and drop no pair."""
+    counts = {arm: sum(getattr(pair, arm).preemptions or 0 for pair in pairs) for arm in ("control", "variant")}
+    if not any(counts.values()):
+        return ""
+    return f" Preemptions: control {whole(counts['control'])}, variant {whole(counts['variant'])}; they drop no pair."
 
 
 def evidence(results: Results, pairs: Sequence[Pair]) -> tuple[str, dict[str, Any]]:

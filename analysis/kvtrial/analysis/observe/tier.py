@@ -81,6 +81,7 @@ def tier(window: Window, told: Told | None = None) -> Iterator[Finding]:
         if sizes.tier_not_larger and (flow.external_hits or 0) < SERVES_SHARE * (flow.prompt or 0):
             yield _mirror(window, flow, sizes)
         yield _serving(window, flow, sizes)
+        yield from _reset_kept(window, flow)
         return
     if sizes.tier_not_larger and (flow.store or flow.external_queries):
         yield _mirror(window, flow, sizes)
@@ -247,6 +248,25 @@ def _no_reuse(window: Window, flow: Traffic, sizes: Sizes, share: float) -> Find
         "seen" if larger or off else "inferred",
         window.about,
     )
+
+
+def _reset_kept(window: Window, flow: Traffic) -> Iterator[Finding]:
+    resets = window.rise("http_reset_prefix_cache_calls")
+    if resets and flow.external_hits and not window.since_start:
+        yield Finding(
+            "reset_kept_the_tier",
+            "warn",
+            f"/reset_prefix_cache was called {plural(resets, 'time')} {window.during} and the tier still gave "
+            f"{whole(flow.external_hits)} tokens: without reset_external=true it clears the GPU's cache alone "
+            f"(#57727), and "
+            "OffloadingConnector heeds that only from 0.22. What was measured as cold was warm.",
+            {"reset_calls": resets, "external_hits": flow.external_hits},
+            "Use a new cache_salt for what must be cold, or reset_external=true (0.22 and newer) and read success in "
+            "the "
+            "answer's body (0.26 and newer).",
+            "inferred",
+            window.about,
+        )
 
 
 def _failed_stores(window: Window) -> Iterator[Finding]:
