@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 
 from kvtrial.analysis import effect
+from kvtrial.analysis.judge.evidence import evidence, preempted
 from kvtrial.analysis.judge.plain import percent_differences, plain_numbers
 from kvtrial.analysis.judge.results import Pair, Results
-from kvtrial.analysis.judge.validity import Dropped, dropped, evidence, fatal, preempted
+from kvtrial.analysis.judge.validity import Dropped, dropped, fatal
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.words import listed
 from kvtrial.record.verdict import Word

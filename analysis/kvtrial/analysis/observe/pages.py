@@ -18,6 +18,7 @@ from kvtrial.record.versions import outside_read_range
 _TIMESTAMP = re.compile(
     r"^vllm:[^\n]*[} ](?:[-+]?[0-9.]+(?:e[-+]?[0-9]+)?|NaN|[+-]Inf) [0-9]{9,}(?:\.[0-9]+)?$", re.M | re.I
 )
+_NEVER_NEGATIVE = ("_total", "_count")
 _HARMLESS_SIGNS: dict[str, Callable[[str], bool]] = {
     "sample timestamps": lambda text: bool(_TIMESTAMP.search(text)),
     "an OpenMetrics end mark (# EOF)": lambda text: text.rstrip().endswith("# EOF"),
@@ -174,9 +175,9 @@ def _not_finite(pages: Sequence[Page]) -> list[str]:
         for page in pages
         for name, samples in page.samples.items()
         for sample in samples
-        if not math.isfinite(sample.value)
+        if not math.isfinite(sample.value) or (sample.value < 0 and name.endswith(_NEVER_NEGATIVE))
     }
-    return [f"{name} is {value}; unknown, and not used here" for name, value in found.items()]
+    return [f"{name} is {value:g}; unknown, and not used here" for name, value in found.items()]
 
 
 def _numbers(window: Window) -> dict[str, Any]:
