@@ -7,6 +7,7 @@ from kvtrial.analysis.observe import observe
 from kvtrial.analysis.observe.client import read_client
 from kvtrial.analysis.observe.configuration import configuration_of_host, configuration_of_log, read_configuration
 from kvtrial.analysis.observe.logs import read_log
+from kvtrial.analysis.observe.report import lines_of
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.observed import (
     Gpu,
@@ -93,6 +94,21 @@ def test_a_host_with_room_is_quiet():
     )
     argv = (*LOCAL, "--kv-cache-memory-bytes", str(4 * GIB), "--kv-offloading-size", "16")
     assert classes(told(*argv, facts=facts)) == []
+
+
+def test_the_host_is_told_in_one_line_as_far_as_it_is_known():
+    facts = host(
+        host="gpu-1",
+        driver_version="580.95.05",
+        gpus=[Gpu("NVIDIA H200", 140 * GIB, 98 * GIB)],
+        ram_total_bytes=128 * GIB,
+        ram_available_bytes=60 * GIB,
+    )
+    said = lines_of(told(*LOCAL, facts=facts))
+    assert (
+        said[1] == "host gpu-1: driver 580.95.05, NVIDIA H200 98.0 of 140.0 GiB used, RAM 60.0 of 128.0 GiB available"
+    )
+    assert not any(line.startswith("host") for line in lines_of(told(*LOCAL, facts=host())))
 
 
 def test_hazards_are_those_of_this_very_version_and_configuration():

@@ -228,6 +228,18 @@ def _server(
     pages: Pages | None, configuration: Configuration | None, version: str | None, facts: HostFacts | None
 ) -> dict[str, Any]:
     known: dict[str, Any] = {"version": version, "host": facts.host if facts else None}
+    if facts is not None:
+        known |= {
+            "unit_name": facts.unit_name,
+            "driver_version": facts.driver_version,
+            "gpus": [msgspec.to_builtins(gpu) for gpu in facts.gpus],
+            "ram_total_bytes": facts.ram_total_bytes,
+            "ram_available_bytes": facts.ram_available_bytes,
+            "dev_shm_total_bytes": facts.dev_shm_total_bytes,
+            "dev_shm_free_bytes": facts.dev_shm_free_bytes,
+            "cgroup_limit_bytes": facts.cgroup_limit_bytes,
+            "cgroup_used_bytes": facts.cgroup_used_bytes,
+        }
     if configuration is not None:
         known["argv"] = configuration.launch.argv
         known["configuration"] = configuration.source

@@ -5,12 +5,14 @@ from kvtrial.analysis.observe.answer import Answer
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.words import listed, seconds
 
+GIB = 2**30
 _SURENESS = {"seen": "", "inferred": " (inferred)", "unknown": " (not to be known from this)"}
 
 
 def lines_of(answer: Answer) -> list[str]:
     """One paragraph a finding: class, sentence, what to do; then hazards, the experiment and notes."""
     said = [head(answer)]
+    said += host_line(answer)
     said += [paragraph(finding) for finding in answer.findings]
     here = [hazard for hazard in answer.hazards if hazard.state != "possible"]
     shown = [hazard for hazard in here if hazard.state == "seen" or hazard.about != "reading"]
@@ -52,6 +54,25 @@ def head(answer: Answer) -> str:
     ]
     of = ", ".join(part for part in parts if part)
     return f"{answer.verdict}: {answer.class_ or 'nothing to say'}" + (f" ({of})" if of else "")
+
+
+def host_line(answer: Answer) -> list[str]:
+    """The host in one line, as far as its facts were given."""
+    server = answer.server
+    parts = [f"driver {server['driver_version']}" if server.get("driver_version") else ""]
+    for gpu in server.get("gpus", []):
+        if gpu.get("vram_total_bytes"):
+            used = f"{gpu['vram_used_bytes'] / GIB:.1f} of " if gpu.get("vram_used_bytes") is not None else ""
+            parts.append(f"{gpu['name']} {used}{gpu['vram_total_bytes'] / GIB:.1f} GiB used")
+    for name, first, second, words in (
+        ("RAM", "ram_available_bytes", "ram_total_bytes", "available"),
+        ("/dev/shm", "dev_shm_free_bytes", "dev_shm_total_bytes", "free"),
+        ("cgroup", "cgroup_used_bytes", "cgroup_limit_bytes", "used"),
+    ):
+        if server.get(first) is not None and server.get(second) is not None:
+            parts.append(f"{name} {server[first] / GIB:.1f} of {server[second] / GIB:.1f} GiB {words}")
+    known = [part for part in parts if part]
+    return [f"host {server.get('host') or ''}: {', '.join(known)}".replace("host :", "host:")] if known else []
 
 
 def paragraph(finding: Finding) -> str:
