@@ -76,6 +76,12 @@ def test_few_requests_that_carry_most_are_told_from_many_with_one_each():
     assert spread.class_ == "preemption_shape_unknown"
 
 
+def test_requests_beyond_the_last_bucket_may_carry_more_than_is_provable():
+    two = [0.0] * 298 + [60.0, 60.0]
+    answer = seen(page(version="0.31.0", per_request=[]), page(version="0.31.0", per_request=two, preemptions=120))
+    assert (answer.class_, answer.findings[0].confidence) == ("preemption_concentrated", "inferred")
+
+
 def test_how_concentrated_is_told_with_bounds_that_hold():
     few = [0.0] * 396 + [12.0, 14.0, 16.0, 18.0]
     answer = seen(page(version="0.31.0", per_request=[]), page(version="0.31.0", per_request=few, preemptions=60))

@@ -267,6 +267,7 @@ def _concentrated(window: Window, count: float, found: Concentration, numbers: d
         },
         "Look at the lengths of these few requests first: give them a limit, a server of their own, or "
         "--long-prefill-token-threshold. Resizing for all would be paid by those who have no trouble.",
+        confidence="seen" if found.proved else "inferred",
         about=window.about,
     )
 

@@ -11,8 +11,10 @@ Shape = Literal["burst", "continuous", "ongoing", "intermittent", "unknown"]
 
 LEAST_INTERVALS = 3
 CONTINUOUS_SHARE = 0.75
-HEAVY_REQUESTS_SHARE = 0.10
+HEAVY_REQUESTS_SHARE = 0.15
 HEAVY_LEAST_MEAN = 3.0
+VERY_HEAVY_LEAST_MEAN = 10.0
+"""The last bucket (over 20) bounds a request from below alone, so those in it may carry far more than is provable."""
 
 
 class Concentration(msgspec.Struct, frozen=True):
@@ -27,14 +29,19 @@ class Concentration(msgspec.Struct, frozen=True):
     heavy_least: float
 
     @property
+    def proved(self) -> bool:
+        """Whether the buckets prove that the heavy ones carry half of it or more."""
+        return self.heavy_least >= 0.5 * self.preemptions
+
+    @property
     def concentrated(self) -> bool:
-        """Few requests carry most of it, each several times."""
-        return (
-            self.heavy > 0
-            and self.heavy <= HEAVY_REQUESTS_SHARE * self.requests
-            and self.heavy_least >= 0.5 * self.preemptions
-            and self.heavy_least >= HEAVY_LEAST_MEAN * self.heavy
-        )
+        """Few requests carry much of it, each several times."""
+        if not self.heavy or self.heavy > HEAVY_REQUESTS_SHARE * self.requests:
+            return False
+        each = self.heavy_least / self.heavy
+        if self.proved:
+            return each >= HEAVY_LEAST_MEAN
+        return each >= VERY_HEAVY_LEAST_MEAN and self.heavy_least >= 0.3 * self.preemptions
 
 
 def shape_of(per_interval: Sequence[float]) -> Shape:

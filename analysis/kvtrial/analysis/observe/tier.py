@@ -225,7 +225,7 @@ def _no_reuse(window: Window, flow: Traffic, sizes: Sizes, share: float) -> Find
     why = (
         "prefix caching is off (enable_prefix_caching=False), so no prefix is ever looked up"
         if off
-        else "no prompt begins like an earlier one: another beginning (a date, a user's name, a session id in front), "
+        else "no prompt begins like an earlier one: another beginning (a date, a user's name or a random id in front), "
         "another cache_salt, or another model name by request"
     )
     tier = (
