@@ -79,7 +79,11 @@ _AT_THE_END = ("idle", "no_fault_seen")
 
 
 class Answer(msgspec.Struct, frozen=True, rename={"class_": "class"}):
-    """What is known of one server. `class_`: of the first finding. `settle`: the experiment for what is open."""
+    """What is known of one server. `class_`: of the first finding. `settle`: the experiment for what is open.
+
+    `hazards`: known defects that it shows or meets; `hazards_possible`: those of its version whose configuration is not
+    known.
+    """
 
     schema_version: int
     verdict: Verdict
@@ -87,6 +91,7 @@ class Answer(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     findings: list[Finding]
     server: dict[str, Any] = {}
     hazards: list[HazardHere] = []
+    hazards_possible: list[str] = []
     settle: Experiment | None = None
     notes: list[str] = []
 
@@ -131,6 +136,7 @@ def observe(
     found = in_order(found)
     if pages is not None and not any(finding.severity == "refuse" for finding in found):
         found += neighbours([finding.class_ for finding in found], pages.main, configuration)
+    known = hazards_here(pages, log, configuration, facts, version)
     share = next((f.numbers.get("share_of_prompt") for f in found if f.class_ == "healthy_tier_serving"), None)
     refused = any(finding.severity == "refuse" for finding in found)
     return Answer(
@@ -139,7 +145,8 @@ def observe(
         found[0].class_ if found else None,
         found,
         _server(pages, configuration, version, facts),
-        hazards_here(pages, log, configuration, facts, version),
+        [hazard for hazard in known if hazard.state != "possible"],
+        [hazard.id for hazard in known if hazard.state == "possible"],
         None if refused else experiment_for(_open(found), share),
         pages.notes if pages is not None else [],
     )

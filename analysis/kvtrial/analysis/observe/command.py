@@ -12,7 +12,6 @@ from kvtrial.analysis.observe.answer import Answer, observe
 from kvtrial.analysis.observe.client import read_client
 from kvtrial.analysis.observe.configuration import Configuration, configuration_of_host, read_configuration
 from kvtrial.analysis.observe.finding import Finding
-from kvtrial.analysis.observe.fleet import FleetAnswer, lines_of_fleet, servers_in, together
 from kvtrial.analysis.observe.live import NoAnswer, Seen, watch
 from kvtrial.analysis.observe.logs import Log, read_log
 from kvtrial.analysis.observe.pages import Pages, read_pages
@@ -39,9 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arm", help="which arm of --config")
     parser.add_argument("--host", type=Path, metavar="FACTS.json", help="facts of its host")
     parser.add_argument("--client", type=Path, help="what the load client says it sent, as JSON")
-    parser.add_argument(
-        "--fleet", type=Path, metavar="FOLDER", help="a folder with one folder a server, as observe.yml leaves"
-    )
     parser.add_argument("--vllm", help="its version, where nothing else says it")
     parser.add_argument("--json", action="store_true")
 
@@ -57,10 +53,6 @@ def duration(text: str) -> float:
 
 def command(options: argparse.Namespace) -> int:
     """What a server that already runs, or its pages, log and configuration, shows; changes nothing."""
-    if options.fleet:
-        fleet = fleet_answer(options)
-        print(_as_json(fleet) if options.json else "\n".join(lines_of_fleet(fleet)))
-        return 0
     try:
         answer = answer_of(options)
     except UnusableInput as error:
@@ -72,23 +64,7 @@ def command(options: argparse.Namespace) -> int:
     return 0
 
 
-def fleet_answer(options: argparse.Namespace) -> FleetAnswer:
-    """Answers for the servers of a folder; one that can't be read is an answer too and stops no other."""
-    answers = {}
-    for name, given in servers_in(options.fleet).items():
-        one = argparse.Namespace(**vars(options))
-        one.metrics, one.log, one.host, one.client = given.pages or None, given.log, given.facts, given.client
-        one.interval, one.url, one.control, one.config = given.interval_seconds or options.interval, None, None, None
-        try:
-            if given.error and not given.pages:
-                raise NoAnswer(given.error)
-            answers[name] = answer_of(one)
-        except UnusableInput as error:
-            answers[name] = error_answer(error, one)
-    return together(answers)
-
-
-def _as_json(answer: Answer | FleetAnswer) -> str:
+def _as_json(answer: Answer) -> str:
     return msgspec.json.format(msgspec.json.encode(answer), indent=1).decode()
 
 

@@ -14,8 +14,7 @@ def lines_of(answer: Answer) -> list[str]:
     said = [head(answer)]
     said += host_line(answer)
     said += [paragraph(finding) for finding in answer.findings]
-    here = [hazard for hazard in answer.hazards if hazard.state != "possible"]
-    shown = [hazard for hazard in here if hazard.state == "seen" or hazard.about != "reading"]
+    shown = [hazard for hazard in answer.hazards if hazard.state == "seen" or hazard.about != "reading"]
     if shown:
         said.append("Known defects that this version and configuration meet (seen, applies, guarded):")
         said += [
@@ -23,7 +22,7 @@ def lines_of(answer: Answer) -> list[str]:
             + (f" ({hazard.evidence})" if hazard.state == "seen" else "")
             for hazard in shown
         ]
-    possible, readings = len(answer.hazards) - len(here), len(here) - len(shown)
+    possible, readings = len(answer.hazards_possible), len(answer.hazards) - len(shown)
     if possible or readings:
         more = [f"{readings} that only mislead a reader" if readings else ""]
         more.append(f"{possible} that may apply (--config or --host says whether)" if possible else "")
