@@ -181,6 +181,12 @@ def test_without_reuse_and_with_a_tier_known_to_be_larger_it_is_seen():
     assert (answer.class_, answer.findings[0].confidence) == ("no_reuse_in_workload", "seen")
 
 
+def test_a_window_of_few_requests_is_said_to_be_short():
+    short = seen(*tiered({"store": 4e9, "asked": 1e5, "finished": 103.0}))
+    assert "Only 3 requests ended in the window" in short.findings[0].reason
+    assert "Only" not in seen(*tiered({"store": 4e9, "asked": 1e5})).findings[0].reason
+
+
 def test_prefix_caching_switched_off_is_named():
     answer = seen(*tiered({"store": 4e9, "asked": 1e5}, cache={"enable_prefix_caching": "False"}))
     assert "enable_prefix_caching=False" in answer.findings[0].reason

@@ -16,6 +16,7 @@ PAGEABLE_BYTES_PER_SECOND = 6e9
 """Below it a copy over PCIe looks like pageable memory: pinned ones were seen at 21 to 45 GB/s."""
 SERVES_SHARE = 0.01
 """Share of prompt tokens from which a tier that is not larger than the GPU's KV cache counts as serving."""
+FEW_REQUESTS = 20
 LEAST_BYTES_JUDGED = 100e6
 LEAST_OPERATION_BYTES = 1e6
 
@@ -234,12 +235,18 @@ def _no_reuse(window: Window, flow: Traffic, sizes: Sizes, share: float) -> Find
         else " How large the tier is these pages don't say; a set that comes back only after the tier has evicted it "
         "looks the same."
     )
+    ended = window.finished
+    few = (
+        f" Only {plural(ended, 'request')} ended in the window, so a longer one may show some."
+        if ended is not None and ended < FEW_REQUESTS
+        else ""
+    )
     return Finding(
         "no_reuse_in_workload",
         "info",
         f"Store {signed_bytes(flow.store or 0)}, load 0 B {window.during}; GPU prefix hits "
         f"{whole(flow.local_hits or 0)} of {whole(flow.prompt or 0)} prompt tokens ({percent(share)}), the tier was "
-        f"{asked}. Nothing in this load comes back: {why}.{tier} Storing costs copies and gives nothing here.",
+        f"{asked}. Nothing in this load comes back: {why}.{tier}{few} Storing costs copies and gives nothing here.",
         flow.numbers(window)
         | {"tier_tokens": sizes.tier_tokens, "gpu_kv_tokens": sizes.gpu_tokens, "tier_bytes": sizes.tier_bytes},
         "Compare the first tokens and the cache_salt of two requests that should share a beginning. If none should, "
