@@ -1,7 +1,9 @@
 """Each class on a page with that fault planted, and quiet on the page beside it."""
 
+import msgspec
 import pytest
 from kvtrial.analysis.observe.client import Client
+from kvtrial.record.launch import ArmLaunch
 from planted import classes, launch, page, pages, seen
 
 BUSY = {"running": 20.0, "finished": 100.0, "prompt": 100_000.0, "generated": 9_000.0}
@@ -215,6 +217,14 @@ def test_a_tier_that_is_not_larger_than_the_gpu_cache(more, told):
 )
 def test_a_tier_that_is_larger_is_not_called_small(more):
     assert "tier_smaller_than_gpu_kv" not in classes(seen(*tiered({"store": 4e9, "asked": 1e5}, **more)))
+
+
+def test_memory_set_aside_is_not_the_caches_size_where_its_blocks_are_overridden():
+    overridden = {"num_gpu_blocks": "97", "num_gpu_blocks_override": "97", "kv_cache_size_tokens": "3104"}
+    pages_ = tiered({"store": 4e9, "asked": 1e5}, cache={**overridden, "kv_cache_memory_bytes": str(2**28)})
+    other = launch("--num-gpu-blocks-override", "97", "--kv-cache-memory-bytes", "256M", "--kv-offloading-size", "0.25")
+    other = msgspec.structs.replace(other, launch=ArmLaunch(["serve", "unknown/model", *other.launch.argv[2:]], {}))
+    assert classes(seen(*pages_, configuration=other))[0] == "no_reuse_in_workload"
 
 
 def test_loads_are_a_tier_that_serves_whatever_the_gauges_say():

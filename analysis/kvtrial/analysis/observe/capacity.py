@@ -49,6 +49,7 @@ class Told(msgspec.Struct, frozen=True):
     gpu_bytes: float | None = None
     gpu_tokens: float | None = None
     source: str = ""
+    blocks_overridden: bool = False
 
 
 def sizes_of(reading: Reading, told: Told | None = None, bytes_per_token: float | None = None) -> Sizes:
@@ -60,6 +61,9 @@ def sizes_of(reading: Reading, told: Told | None = None, bytes_per_token: float 
     cache, tier = reading.info.get("cache_config", {}), reading.info.get("offload_config", {})
     gpu_tokens = fits_tokens(reading) or told.gpu_tokens
     gpu_bytes = _number(cache.get("kv_cache_memory_bytes")) or told.gpu_bytes
+    if told.blocks_overridden or _number(cache.get("num_gpu_blocks_override")):
+        # The blocks are then as many as asked for, whatever memory was set aside.
+        gpu_bytes = None
     tier_tokens = _number(tier.get("cpu_kv_cache_size_tokens"))
     tier_bytes = _number(tier.get("cpu_kv_cache_size_bytes"))
     if tier_tokens is None:

@@ -140,6 +140,7 @@ def told_by_configuration(configuration: Configuration, version: str | None) -> 
         None if pinned is None else float(pinned),
         None if override is None else float(override * arm.block_tokens),
         configuration.source,
+        override is not None,
     )
 
 

@@ -90,6 +90,9 @@ def tier(window: Window, told: Told | None = None) -> Iterator[Finding]:
     if hits_share >= GPU_ANSWERS_SHARE:
         if not sizes.tier_not_larger:
             yield _gpu_answered(window, flow, hits_share)
+    elif sizes.tier_not_larger:
+        # What comes back to such a tier can't be told from what does not.
+        pass
     elif flow.store or flow.external_queries:
         yield _no_reuse(window, flow, sizes, hits_share)
     elif flow.prompt:
