@@ -47,7 +47,7 @@ def check_launches(
         findings += check_sizes(arm, host)
         findings += check_exposure(arm)
     findings += check_comparable(read)
-    findings += _check_hazards(read, version, backend)
+    findings += _check_hazards(read, version, backend, {finding.class_ for finding in findings})
     return sorted(findings, key=lambda finding: finding.severity != "refuse")
 
 
@@ -69,10 +69,11 @@ def _platform_unsupported(reason: str, numbers: dict[str, Any]) -> Finding:
     )
 
 
-def _check_hazards(arms: list[Arm], version: str, backend: Backend) -> Iterator[Finding]:
+def _check_hazards(arms: list[Arm], version: str, backend: Backend, said: set[str]) -> Iterator[Finding]:
+    """Findings on known defects, but for those that another check has `said` already, by its class."""
     launches = {arm.name: arm.launch for arm in arms}
     for hit in hazards_for(version, launches, backend, concerns=("offload",)):
-        if hit.action == "watch" or hit.guarded:
+        if hit.action == "watch" or hit.guarded or hit.hazard.said_as in said:
             continue
         guard = hit.hazard.guard
         yield Finding(
@@ -81,7 +82,5 @@ def _check_hazards(arms: list[Arm], version: str, backend: Backend) -> Iterator[
             ", ".join(hit.applies_to_arms),
             f"vLLM {version}: {hit.detail} {hit.hazard.symptom}",
             {"hazard": hit.hazard.id, "since": hit.hazard.since, "until": hit.hazard.until},
-            f"Set {' '.join(guard.args)} in all arms."
-            if guard
-            else "Use another vLLM version or leave this setting out.",
+            f"Set {' '.join(guard.args)} in all arms." if guard else hit.hazard.do,
         )

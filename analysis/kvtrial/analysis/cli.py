@@ -17,7 +17,9 @@ import yaml
 import kvtrial
 from kvtrial.analysis import campaign as campaigns
 from kvtrial.analysis.check import check_launches
+from kvtrial.analysis.judge import command as judging
 from kvtrial.analysis.launch_arm import ended
+from kvtrial.analysis.observe import command as observing
 from kvtrial.analysis.reproduce import reproduce
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.hazards import hazards_of
@@ -100,15 +102,18 @@ def check(options: argparse.Namespace) -> int:
 
 
 def hazards(options: argparse.Namespace) -> int:
-    """Known defects of a vLLM version."""
-    known = hazards_of(options.vllm)
-    if note := outside_read_range(options.vllm):
+    """Known defects of a vLLM version, or with --config of these launches in it."""
+    from kvtrial.analysis.hazardlist import describe, hits_of_file
+
+    config = None if options.config is None else _yaml(options.config)
+    version, hits = hits_of_file(options.vllm, config, str(options.config))
+    if note := outside_read_range(version):
         print(note, file=sys.stderr if options.json else sys.stdout)
+    known = hazards_of(version)
     if options.json:
-        print(msgspec.json.format(msgspec.json.encode(known), indent=1).decode())
-        return 0
-    for hazard in known:
-        print(f"{hazard.action:5}  {hazard.id}: {hazard.title} [{hazard.source}]")
+        print(msgspec.json.format(msgspec.json.encode(known if hits is None else hits), indent=1).decode())
+    else:
+        print("\n".join(describe(version, known, hits)))
     return 0
 
 
@@ -128,7 +133,7 @@ def _yaml(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise UnusableInput(f"{path} is not YAML ({' '.join(str(error).split())}); mend it.") from None
     if not isinstance(raw, dict):
-        raise UnusableInput(f"{path} must hold a mapping with host, vllm and arms.")
+        raise UnusableInput(f"{path} must hold a mapping.")
     return raw
 
 
@@ -158,8 +163,11 @@ def _parser() -> argparse.ArgumentParser:
     checked = command("check", check)
     checked.add_argument("launch", type=Path, help="YAML with host, vllm and arms")
     checked.add_argument("--json", action="store_true")
+    observing.add_arguments(command("observe", observing.command))
+    judging.add_arguments(command("judge", judging.command))
     known = command("hazards", hazards)
-    known.add_argument("--vllm", required=True, help="a vLLM version, such as 0.32.0")
+    known.add_argument("--vllm", help="a vLLM version, such as 0.32.0; default that of --config")
+    known.add_argument("--config", type=Path, metavar="LAUNCH.yml", help="only those of these launches (as for check)")
     known.add_argument("--json", action="store_true")
     command("schema", schema).add_argument("name", choices=sorted(SCHEMAS))
     return parser

@@ -112,6 +112,12 @@ def fallen(run: RunRecord) -> RunRecord:
     return replace(run, phases=phases)
 
 
+def store_without_room(run: RunRecord) -> RunRecord:
+    found = next(p for p in run.phases if p.name == "return")
+    failures = "offload_allocation_failures"
+    return with_phase(run, "return", before=found.before | {failures: 0.0}, after=found.after | {failures: 3.0})
+
+
 def connector_series(run: RunRecord) -> RunRecord:
     return replace(
         run,
@@ -563,6 +569,12 @@ FAULTS = [
     ),
     Fault(
         "hazards",
+        "a watch on the metrics",
+        lambda r: offload(r, store_without_room, 2),
+        "watch tier-full went off in return: delta.offload_allocation_failures 3",
+    ),
+    Fault(
+        "hazards",
         "a blocked version",
         lambda r: change(r, lambda run: replace(run, vllm_version_pinned="0.17.1")),
         "blocked:",
@@ -582,7 +594,8 @@ def test_the_honest_campaign_says_its_numbers():
     assert "in 6 of 6 offload runs" in results["treatment_delivered"].detail
     assert "264 blocks = 1.38 × 192" in results["working_set"].detail
     assert "768 chunks stored, 1,024 in the tier" in results["working_set"].detail
-    assert results["hazards"].detail.endswith("known, and watched by nothing: usage-gauges-not-residency")
+    said = "none blocks; 0 guarded in all arms; 7 watched, quiet in 12 runs; 5 more to know when reading"
+    assert said in results["hazards"].detail
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.gate}: {fault.name}")

@@ -13,7 +13,7 @@ from kvtrial.analysis.launch_arm import ModelTable
 from kvtrial.record.enginelog import CauseTable, FactTable
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.exposition import MetricTable
-from kvtrial.record.hazards import HazardTable
+from kvtrial.record.hazards import HazardTable, Watch
 from kvtrial.record.launchfacts import ConsequenceTable
 from kvtrial.record.versions import cuda_of_local_version, data, minor, outside_read_range, release, within
 
@@ -77,10 +77,37 @@ def test_hazards_have_unique_ids_and_valid_expressions_and_guards_where_the_acti
         assert (hazard.action == "guard") == (hazard.guard is not None), hazard.id
         for pattern in hazard.watch.log:
             re.compile(pattern)
-    watched_by_nothing = {h.id for h in hazards if h.action == "watch" and not (h.watch.log or h.watch.others)}
-    assert watched_by_nothing == {
-        "shm-left-over", "host-memory-double", "reset-keeps-tier", "no-flat-metrics", "usage-gauges-not-residency"
-    }  # fmt: skip
+    watched_by_nothing = {h.id for h in hazards if h.action == "watch" and h.about == "defect" and h.watch == Watch()}
+    assert watched_by_nothing == {"region-too-large-to-pin", "reset-keeps-tier", "tier-mirrors-gpu"}
+
+
+def test_the_catalogue_is_large_and_every_entry_says_what_to_do_and_where_it_was_read():
+    hazards = data("hazards", HazardTable).hazards
+    assert len(hazards) >= 50
+    for hazard in hazards:
+        assert hazard.do.endswith("."), hazard.id
+        assert re.search(r"#\d+|read in|security\.md|usage\.md", hazard.source), hazard.id
+        assert "://" not in hazard.source, hazard.id
+
+
+ROLES_OF_PAGES = set(data("metrics", MetricTable).values)
+OF_LAUNCHES = {"connector", "stock_spec", "tier_bytes", "both_interfaces", "load_failure_policy", "async_scheduling",
+               "loopback", "api_key", "backend", "gpu_kv_bytes", "kv_cache_groups", "window_seconds"}  # fmt: skip
+OF_HOSTS = {"dev_shm_total_bytes", "shm_files_left_over", "ram_total_bytes"}
+DERIVED = {"requests_finished", "requests_unfinished", "local_hit_share"}
+
+
+def test_conditions_name_only_facts_that_there_are():
+    """A misspelt fact is never known, so its condition would never hold and nobody would see it."""
+    for hazard in data("hazards", HazardTable).hazards:
+        for condition in [*hazard.configurations, *hazard.watch.facts]:
+            for name, wanted in condition.items():
+                bounds = [getattr(wanted, part, None) for part in ("above", "below", "at_least", "at_most")]
+                for named in [name, *(bound for bound in bounds if isinstance(bound, str))]:
+                    space, _, rest = named.partition(".")
+                    known = {"now": ROLES_OF_PAGES, "before": ROLES_OF_PAGES, "delta": ROLES_OF_PAGES,
+                             "derived": DERIVED, "host": OF_HOSTS}.get(space, {rest})  # fmt: skip
+                    assert rest in known if rest else named in OF_LAUNCHES, (hazard.id, named)
 
 
 def test_causes_name_only_groups_of_their_expression():

@@ -3,13 +3,14 @@
 import ipaddress
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from msgspec import Struct
 
 from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, backend_of, gate, some, where
-from kvtrial.record.hazards import Concern, hazards_for
+from kvtrial.record.hazardfacts import launch_facts, page_facts
+from kvtrial.record.hazards import Concern, HazardHit, Watch, facts_seen, hazards_for
 from kvtrial.record.launch import parse_vllm_args, tier_of
 from kvtrial.record.launchfacts import Difference, changed_by, differences, layouts, undeclared
 from kvtrial.record.plan import Launch
@@ -288,17 +289,35 @@ def hazards(context: GateContext, parameters: HazardParameters) -> Decision:
     problems += [
         f"{where(run)}: watch {hit.hazard} went off: {hit.evidence}" for run in context.runs for hit in run.watch_hits
     ]
+    problems += _numbers_watched(context.runs, met)
     if problems:
         return False, some(problems)
-    to_watch = [hit.hazard for hit in met if hit.action == "watch"]
-    watched = [hazard.id for hazard in to_watch if hazard.watch.log or hazard.watch.others]
-    unwatched = [hazard.id for hazard in to_watch if hazard.id not in watched]
+    to_watch = [hit.hazard for hit in met if hit.action == "watch" and hit.hazard.about == "defect"]
+    readings = sum(hit.action == "watch" and hit.hazard.about == "reading" for hit in met)
+    unwatched = [hazard.id for hazard in to_watch if hazard.watch == Watch()]
+    watched = [hazard.id for hazard in to_watch if hazard.id not in unwatched]
     guarded = [hit.hazard.id for hit in met if hit.action == "guard"]
     return True, (
         f"vLLM {first.vllm_version_pinned}: none blocks; {len(guarded)} guarded in all arms; "
         f"{len(watched)} watched, quiet in {len(context.runs)} runs"
         + (f"; known, and watched by nothing: {', '.join(unwatched)}" if unwatched else "")
+        + (f"; {readings} more to know when reading the numbers" if readings else "")
     )
+
+
+def _numbers_watched(runs: Iterable[RunRecord], met: list[HazardHit]) -> Iterator[str]:
+    """Phases whose metrics show a defect that their arm meets; a guarded one is not looked for."""
+    watched = [hit for hit in met if hit.hazard.about == "defect" and hit.hazard.watch.facts and not hit.guarded]
+    for run in runs:
+        here = [hit.hazard for hit in watched if run.arm in hit.applies_to_arms]
+        if not here:
+            continue
+        launch = launch_facts(run.launch, run.vllm_version_pinned, backend_of(run))
+        for phase in run.phases:
+            facts = launch.also(page_facts(phase.after, phase.before, phase.seconds))
+            for hazard in here:
+                if said := facts_seen(hazard, facts):
+                    yield f"{where(run)}: watch {hazard.id} went off in {phase.name}: {said}"
 
 
 def _concerns(context: GateContext, launches: dict[str, Launch]) -> list[Concern]:
