@@ -739,21 +739,21 @@ def test_an_arm_may_take_out_a_variable_which_must_then_have_been_there():
     without = declaring(env={"VLLM_KV_CACHE_LAYOUT": None})
     pinned = control(honest_records(evidence="gpu"), env(VLLM_KV_CACHE_LAYOUT="HND"))
     pinned = control(pinned, resolved(log_facts={"kv_cache_layout": "HND"}))
-    assert holds(judge(pinned, without)["launch_differs_as_declared"])
+    assert judge(pinned, without)["launch_differs_as_declared"].holds
     undeclared = judge(pinned)["launch_differs_as_declared"]
-    assert not holds(undeclared) and "VLLM_KV_CACHE_LAYOUT differs" in undeclared.detail
+    assert not undeclared.holds and "VLLM_KV_CACHE_LAYOUT differs" in undeclared.detail
     for alike in (honest_records(evidence="gpu"), offload(pinned, env(VLLM_KV_CACHE_LAYOUT="HND"))):
         result = judge(alike, without)["launch_differs_as_declared"]
-        assert not holds(result)
+        assert not result.holds
         assert "environment VLLM_KV_CACHE_LAYOUT is declared, yet both launches have it alike" in result.detail
 
 
 def test_an_arm_may_take_out_an_option_which_need_not_have_been_there():
     without = declaring(args={**protocol().arms["offload"].args, "max_num_seqs": None})
     given = control(honest_records(), argv("--max-num-seqs", "4"))
-    assert holds(judge(given, without)["launch_differs_as_declared"])
-    assert not holds(judge(given)["launch_differs_as_declared"])
-    assert holds(judge(honest_records(), without)["launch_differs_as_declared"])
+    assert judge(given, without)["launch_differs_as_declared"].holds
+    assert not judge(given)["launch_differs_as_declared"].holds
+    assert judge(honest_records(), without)["launch_differs_as_declared"].holds
 
 
 def test_prompts_may_differ_where_an_arm_declares_it():
