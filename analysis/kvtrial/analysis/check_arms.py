@@ -20,7 +20,7 @@ _ENV_FREE_TO_DIFFER = frozenset({"VLLM_PORT", "VLLM_API_KEY", "VLLM_OBJECT_STORA
 def check_exposure(arm: Arm) -> Iterator[Finding]:
     """Findings on where an arm listens: development endpoints beyond loopback are refused, other binds warned of."""
     address = arm.parsed.text("host")
-    if arm.parsed.text("uds") or (address is not None and _loopback(address)):
+    if arm.parsed.text("uds") or (address is not None and loopback(address)):
         return
     where = f"--host {address}" if address else "no --host, which is every address of the machine"
     if arm.env.get("VLLM_SERVER_DEV_MODE", "0") not in ("", "0"):
@@ -46,7 +46,8 @@ def check_exposure(arm: Arm) -> Iterator[Finding]:
         )
 
 
-def _loopback(address: str) -> bool:
+def loopback(address: str) -> bool:
+    """Whether an address is reached from this machine alone."""
     if address == "localhost":
         return True
     try:

@@ -79,6 +79,17 @@ def _check_capacity(arm: Arm, tier_bytes: int) -> Iterator[Finding]:
             if guess
             else "Give a tier of many chunks, larger than the GPU's KV cache.",
         )
+    if guess and chunk is None:
+        # No model's chunk is as small as this, whatever the model is.
+        yield Finding(
+            "tier_below_one_block",
+            "refuse",
+            arm.name,
+            f"cpu_bytes_to_use={tier_bytes} is {tier_bytes} bytes, less than one chunk of {arm.chunk_tokens} tokens of "
+            f"any model read here: the tier would hold 0 chunks and vLLM says nothing{guess}",
+            {"cpu_bytes_to_use": tier_bytes, "chunks": 0, "bytes_if_gib": tier_bytes * GIB},
+            f"Give bytes: {tier_bytes * GIB}.",
+        )
     if guess:
         yield Finding(
             "cpu_bytes_looks_like_gib",

@@ -17,7 +17,9 @@ import yaml
 import kvtrial
 from kvtrial.analysis import campaign as campaigns
 from kvtrial.analysis.check import check_launches
+from kvtrial.analysis.judge import command as judging
 from kvtrial.analysis.launch_arm import ended
+from kvtrial.analysis.observe import command as observing
 from kvtrial.analysis.reproduce import reproduce
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.hazards import hazards_of
@@ -161,6 +163,8 @@ def _parser() -> argparse.ArgumentParser:
     checked = command("check", check)
     checked.add_argument("launch", type=Path, help="YAML with host, vllm and arms")
     checked.add_argument("--json", action="store_true")
+    observing.add_arguments(command("observe", observing.command))
+    judging.add_arguments(command("judge", judging.command))
     known = command("hazards", hazards)
     known.add_argument("--vllm", help="a vLLM version, such as 0.32.0; default that of --config")
     known.add_argument("--config", type=Path, metavar="LAUNCH.yml", help="only those of these launches (as for check)")

@@ -8,6 +8,7 @@ exported (no connector, another version) or was lost with the cut end of a page.
 import math
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import Literal
 
 import msgspec
@@ -17,6 +18,7 @@ from kvtrial.record.errors import UnusableInput
 from kvtrial.record.versions import data, outside_read_range, within
 
 NO_ENGINE = ""
+CREATED = "counters_created_seconds"
 NOT_SETTLED = "/metrics did not settle"
 """The caveat of a page that still changed when nothing was left to wait for begins so."""
 _LABELS_OF_EVERY_SERIES = {"engine", "model_name"}
@@ -56,10 +58,11 @@ class InfoRole(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MetricTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`data/metrics.yml`."""
+    """`data/metrics.yml`. `buckets`: histograms of which the single buckets are read."""
 
     values: dict[str, ValueRole]
     info: dict[str, InfoRole]
+    buckets: dict[str, InfoRole] = {}
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -95,7 +98,8 @@ class Reading(msgspec.Struct, frozen=True):
     """Values of one page for one version and model.
 
     `values`: role -> number, 0.0 (declared, nothing bound yet) or None (not exported, or unknown). `per_engine`: role
-    -> engine label -> number. `info`: role -> labels. `whole` false: a None may also mean "behind the cut".
+    -> engine label -> number. `info`: role -> labels. `whole` false: a None may also mean "behind the cut". `buckets`:
+    role -> upper bound as printed -> requests at or below it, summed over engines.
     """
 
     values: dict[str, float | None]
@@ -104,6 +108,7 @@ class Reading(msgspec.Struct, frozen=True):
     caveats: list[str]
     model_name: str | None = None
     whole: bool = True
+    buckets: dict[str, dict[str, float]] = {}
 
 
 class Delta(msgspec.Struct, frozen=True):
@@ -186,6 +191,8 @@ def read_page(page: Page, version: str | None, model_name: str | None = None) ->
     caveats = list(page.caveats)
     if version is not None and (note := outside_read_range(version)):
         caveats.append(note)
+        # What such a version exports is not known by its number, so what the page shows decides.
+        version = None
     table = metric_table()
     values: dict[str, float | None] = {}
     per_engine: dict[str, dict[str, float]] = {}
@@ -200,8 +207,19 @@ def read_page(page: Page, version: str | None, model_name: str | None = None) ->
         labels = _info(page, _source(described.sources, version, page), caveats)
         if labels is not None:
             info[role] = labels
+    buckets = {}
+    for role, described in table.buckets.items():
+        bounds = _buckets(page, _source(described.sources, version, page), model_name)
+        if bounds:
+            buckets[role] = bounds
     return Reading(
-        values, per_engine, info, list(dict.fromkeys(caveats)), model_name or next(iter(models), None), page.whole
+        values,
+        per_engine,
+        info,
+        list(dict.fromkeys(caveats)),
+        model_name or next(iter(models), None),
+        page.whole,
+        buckets,
     )
 
 
@@ -213,13 +231,15 @@ def read_models(page: Page, version: str | None) -> dict[str, Reading]:
 def delta(before: Reading, after: Reading) -> Delta:
     """What accumulated from `before` to `after`: counters, sums and counts only.
 
-    Restarted: the process start time changed, or, where it is unknown, something fell. `fell` looks at each engine,
-    since a sum can hide one engine's reset. A role that is None in either reading is None.
+    Restarted: the process start time or an engine's counters' creation time changed, or, where neither is known,
+    something fell. `fell` looks at each engine, since a sum can hide one engine's reset. A role that is None in either
+    reading is None.
     """
     accumulating = [role for role, entry in metric_table().values.items() if entry.accumulates]
     fell = [role for role in accumulating if _fell(before, after, role)]
     starts = before.values.get("process_start_time_seconds"), after.values.get("process_start_time_seconds")
     restarted = bool(fell) if None in starts else starts[0] != starts[1]
+    restarted = restarted or bool(created_anew(before, after))
     values = {role: None if restarted or role in fell else _difference(before, after, role) for role in accumulating}
     per_engine = {
         role: {
@@ -230,6 +250,15 @@ def delta(before: Reading, after: Reading) -> Delta:
         if value is not None and role in after.per_engine
     }
     return Delta(values, per_engine, monotone=not fell, restarted=restarted, fell=fell)
+
+
+def created_anew(before: Reading, after: Reading) -> dict[str, tuple[float, float]]:
+    """Engines whose counters were created anew between two readings: engine -> (before, after), seconds since epoch.
+
+    It shows a restart also where a counter has overtaken its old value, and where no process start time is exported.
+    """
+    was, now = before.per_engine.get(CREATED, {}), after.per_engine.get(CREATED, {})
+    return {engine: (was[engine], now[engine]) for engine in was.keys() & now.keys() if was[engine] != now[engine]}
 
 
 def _refuse_what_is_no_metrics_text(text: str) -> None:
@@ -281,14 +310,22 @@ def _family_at_the_cut(line: str) -> str | None:
 
 
 def _is_ours(line: str) -> bool:
-    """Families that roles read. Buckets and creation times are two thirds of a page and nobody reads them."""
+    """Families that roles read. Of buckets and creation times, two thirds of a page, few are read."""
     name = line.split(" ", 3)[2] if line.startswith(("# TYPE ", "# HELP ")) and line.count(" ") >= 2 else line
-    if not name.startswith(("vllm:", "process_start_time_seconds")):
+    if not name.startswith(("vllm:", "process_start_time_seconds", "http_requests_total")):
         return False
     if line.startswith("# HELP"):
         return False
     bare = name.split("{", 1)[0].split(" ", 1)[0]
-    return not bare.endswith(("_bucket", "_created"))
+    return not bare.endswith(("_bucket", "_created")) or bare in _read_by_name()
+
+
+@cache
+def _read_by_name() -> frozenset[str]:
+    """Sample names that roles name."""
+    table = metric_table()
+    described: list[ValueRole | InfoRole] = [*table.values.values(), *table.info.values(), *table.buckets.values()]
+    return frozenset(source.name for role in described for source in role.sources)
 
 
 def _declared_types(lines: Iterable[str]) -> dict[str, str]:
@@ -331,8 +368,10 @@ def _named_without_total(types: dict[str, str], samples: dict[str, list[Sample]]
     """Give counters whose samples lost `_total` on the way (some relays strip it) their name; say for which."""
     bare = [
         name
-        for name, kind in types.items()
-        if kind == "counter" and name in samples and not name.endswith("_total") and name + "_total" not in samples
+        for name in samples
+        if not name.endswith("_total")
+        and name + "_total" not in samples
+        and (types.get(name) == "counter" or name + "_total" in _read_by_name())
     ]
     for name in bare:
         samples[name + "_total"] = samples[name]
@@ -342,7 +381,7 @@ def _named_without_total(types: dict[str, str], samples: dict[str, list[Sample]]
 def _family_names(sample_name: str) -> Iterable[str]:
     """Names under which a sample's family may be declared; OpenMetrics leaves `_total` off."""
     yield sample_name
-    for suffix in ("_total", "_sum", "_count"):
+    for suffix in ("_total", "_sum", "_count", "_bucket"):
         if sample_name.endswith(suffix):
             yield sample_name.removesuffix(suffix)
 
@@ -398,6 +437,21 @@ def _across(by_engine: dict[str, float], role: ValueRole) -> float:
     if not by_engine:
         return 0.0
     return max(by_engine.values()) if role.across_engines == "max" else math.fsum(by_engine.values())
+
+
+def _buckets(page: Page, source: Source | None, model_name: str | None) -> dict[str, float]:
+    """Upper bound -> cumulative count, summed over engines; empty where it is not exported or not a number."""
+    if source is None:
+        return {}
+    counted: dict[str, float] = {}
+    for sample in page.samples.get(source.name, []):
+        if model_name is not None and sample.labels.get("model_name", model_name) != model_name:
+            continue
+        bound = sample.labels.get("le")
+        if bound is None or not math.isfinite(sample.value):
+            return {}
+        counted[bound] = counted.get(bound, 0.0) + sample.value
+    return counted
 
 
 def _info(page: Page, source: Source | None, caveats: list[str]) -> dict[str, str] | None:

@@ -1,0 +1,237 @@
+"""The answer about one server: findings in order, the class of the first, what stays open. Pure."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from kvtrial.analysis.observe.cascade import against_control
+from kvtrial.analysis.observe.client import Client
+from kvtrial.analysis.observe.configuration import (
+    Configuration,
+    async_scheduling_of,
+    configuration_of_log,
+    configured_connector,
+    launch_findings,
+    told_by_configuration,
+)
+from kvtrial.analysis.observe.finding import Finding
+from kvtrial.analysis.observe.host import exposure, memory
+from kvtrial.analysis.observe.known import HazardHere, hazards_here
+from kvtrial.analysis.observe.lengths import output_lengths
+from kvtrial.analysis.observe.logs import Log, log_findings, told_by
+from kvtrial.analysis.observe.pages import Pages, caveats, several
+from kvtrial.analysis.observe.preemption import preemption
+from kvtrial.analysis.observe.queue import deadlock, deferred_behind_load, flow, queueing
+from kvtrial.analysis.observe.settle import Experiment, experiment_for
+from kvtrial.analysis.observe.tier import tier
+from kvtrial.analysis.observe.usable import counter_reset, requests_missing
+from kvtrial.analysis.observe.wanted import neighbours
+from kvtrial.analysis.observe.window import Window, exports_connector
+from kvtrial.record.observed import HostFacts
+
+Verdict = Literal["report", "INVALID", "error"]
+
+ORDER = (
+    "counter_reset",
+    "requests_missing",
+    "requests_of_others",
+    "engine_dead_known_bug",
+    "out_of_memory_kernel_oom_killer",
+    "out_of_memory_cgroup_limit",
+    "gpu_memory_short_at_start",
+    "cuda_oom_runtime",
+    "dev_shm_shortage",
+    "engine_start_failed",
+    "engine_dead",
+    "scheduler_deadlock",
+    "parsed_per_model_and_engine",
+    "parsed_with_caveats",
+    "version_hazard_preemption_cascade",
+    "tier_not_pinned",
+    "preemption_concentrated",
+    "preemption_not_from_kv_pressure",
+    "preemption_continuous",
+    "preemption_single_burst",
+    "preemption_ongoing",
+    "preemption_intermittent",
+    "preemption_shape_unknown",
+    "deferred_behind_load",
+    "tier_smaller_than_gpu_kv",
+    "gpu_cache_answered",
+    "no_reuse_in_workload",
+    "healthy_tier_serving",
+    "preemption_higher_with_connector",
+    "not_preemption",
+    "preemption_unknown",
+    "tier_full",
+    "tier_idle",
+    "requests_aborted",
+    "connector_absent",
+)
+"""Which class names the answer where several hold: what forbids reading on, what kills, what is slow, facts."""
+
+_AT_THE_END = ("idle", "no_fault_seen")
+
+
+class Answer(msgspec.Struct, frozen=True, rename={"class_": "class"}):
+    """What is known of one server. `class_`: of the first finding. `settle`: the experiment for what is open."""
+
+    schema_version: int
+    verdict: Verdict
+    class_: str | None
+    findings: list[Finding]
+    server: dict[str, Any] = {}
+    hazards: list[HazardHere] = []
+    settle: Experiment | None = None
+    notes: list[str] = []
+
+
+def observe(
+    pages: Pages | None = None,
+    control: Pages | None = None,
+    log: Log | None = None,
+    configuration: Configuration | None = None,
+    facts: HostFacts | None = None,
+    client: Client | None = None,
+    version: str | None = None,
+) -> Answer:
+    """The answer about one server from whatever was given of it.
+
+    pages: of the server, in time order; control: of another server beside it. version: as stated or as /version says.
+    Every part may be absent; without pages and log only the configuration and the host are judged.
+    """
+    of_log = log.version if log is not None else None
+    version = version or (configuration.version if configuration else None) or of_log
+    configuration = configuration or (
+        configuration_of_log(log.facts.non_default_args, of_log) if log is not None and pages is not None else None
+    )
+    found: list[Finding] = []
+    if pages is not None:
+        found += _of_pages(pages, control, log, configuration, client, version)
+    if log is not None:
+        found += log_findings(log)
+    if configuration is not None and configuration.source != "the log's start":
+        said = {finding.class_ for finding in found}
+        if "healthy_tier_serving" in said:
+            # What is seen to serve is not judged by its size on paper.
+            said.add("tier_smaller_than_gpu_kv")
+        found += [one for one in launch_findings(configuration, version) if one.class_ not in said]
+    if facts is not None or configuration is not None:
+        found += exposure(facts, configuration, version)
+    if facts is not None:
+        told = told_by_configuration(configuration, version) if configuration else None
+        found += memory(facts, told) if told else ()
+    found = in_order(found)
+    if pages is not None and not any(finding.severity == "refuse" for finding in found):
+        found += neighbours([finding.class_ for finding in found], pages.main, configuration)
+    share = next((f.numbers.get("share_of_prompt") for f in found if f.class_ == "healthy_tier_serving"), None)
+    refused = any(finding.severity == "refuse" for finding in found)
+    return Answer(
+        1,
+        "INVALID" if refused else "report",
+        found[0].class_ if found else None,
+        found,
+        _server(pages, configuration, version, facts),
+        hazards_here(pages, log, configuration, facts, version),
+        None if refused else experiment_for([finding.class_ for finding in found], share),
+        pages.notes if pages is not None else [],
+    )
+
+
+def in_order(found: Sequence[Finding]) -> list[Finding]:
+    """Findings by ORDER, then warnings, then facts; what says that all is well only where nothing else does."""
+    rank: dict[str, float] = {name: index for index, name in enumerate(ORDER)}
+    apart = next((one for one in found if one.class_ == "parsed_per_model_and_engine"), None)
+    if apart is not None and len(apart.numbers.get("models", [])) == 1:
+        # Several engines of one model are one server: what is wrong with it says more than how it was read.
+        rank[apart.class_] = rank["preemption_shape_unknown"] - 0.5
+    others = [finding for finding in found if finding.class_ not in _AT_THE_END]
+    kept = others or list(found)
+    ordered = sorted(kept, key=lambda one: (rank.get(one.class_, len(rank)), one.severity == "info"))
+    harmless = [f for f in ordered if f.class_ == "parsed_with_caveats" and f.severity == "info"]
+    if harmless and len(ordered) > len(harmless):
+        # Oddities that change no value don't name the answer where something else can.
+        ordered = [finding for finding in ordered if finding not in harmless] + harmless
+    return ordered
+
+
+def _of_pages(
+    pages: Pages,
+    control: Pages | None,
+    log: Log | None,
+    configuration: Configuration | None,
+    client: Client | None,
+    version: str | None,
+) -> Iterator[Finding]:
+    resets = [finding for window in pages.windows for finding in counter_reset(window)]
+    resets += (
+        [_of_control(finding) for window in control.windows for finding in counter_reset(window)] if control else []
+    )
+    if resets:
+        yield from resets
+        return
+    if (apart := several(pages)) is not None:
+        yield apart
+    if (odd := caveats(pages)) is not None:
+        yield odd
+    told = told_by_configuration(configuration, version) if configuration else told_by(log) if log is not None else None
+    for window in pages.windows:
+        yield from requests_missing(window, client if window is pages.main else None)
+        yield from _of_window(window, told)
+    if control is not None:
+        asynchronous = async_scheduling_of(configuration, version)
+        yield from against_control(pages.main, control.main, asynchronous)
+    if configuration is not None and (name := configured_connector(configuration, version)):
+        yield from _connector_absent(pages.main, name, configuration)
+
+
+def _of_window(window: Window, told: Any) -> Iterator[Finding]:
+    stuck = list(deadlock(window))
+    yield from stuck
+    if stuck:
+        return
+    yield from preemption(window)
+    yield from deferred_behind_load(window)
+    yield from tier(window, told)
+    yield from queueing(window)
+    yield from output_lengths(window)
+    yield from flow(window)
+
+
+def _of_control(finding: Finding) -> Finding:
+    return msgspec.structs.replace(finding, about="control")
+
+
+def _connector_absent(window: Window, name: str, configuration: Configuration) -> Iterator[Finding]:
+    if exports_connector(window) or name != "OffloadingConnector" or not window.versions.may_be("0.24", None):
+        return
+    yield Finding(
+        "connector_absent",
+        "warn",
+        f"{configuration.source} asks for {name}, and the page exports none of its series: the server that answers was "
+        "started without it, or it is another server.",
+        {"connector": name},
+        "Compare the argv of the running process with the launch, and the port with the unit's.",
+        about=window.about,
+    )
+
+
+def _server(
+    pages: Pages | None, configuration: Configuration | None, version: str | None, facts: HostFacts | None
+) -> dict[str, Any]:
+    known: dict[str, Any] = {"version": version, "host": facts.host if facts else None}
+    if configuration is not None:
+        known["argv"] = configuration.launch.argv
+        known["configuration"] = configuration.source
+    if pages is not None:
+        main = pages.main
+        known |= {
+            "models": [window.last.model_name for window in pages.windows],
+            "engines": sorted({e for engines in main.last.per_engine.values() for e in engines if e}),
+            "pages": len(main.readings),
+            "window_seconds": main.seconds,
+            "versions_by_page": pages.versions.described(),
+            "versions_because": pages.versions.because,
+        }
+    return known

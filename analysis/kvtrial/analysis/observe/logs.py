@@ -1,0 +1,345 @@
+"""What an engine's log shows: why it died or did not start, whether it stands still, whether its tier is pinned."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from kvtrial.analysis.observe.capacity import Told
+from kvtrial.analysis.observe.deadlocks import known_deadlocks, named
+from kvtrial.analysis.observe.finding import Finding
+from kvtrial.analysis.observe.preemption import LEAST_INTERVALS, PRESSURE_SHARE, shape_of
+from kvtrial.analysis.observe.words import listed, plural, seconds, span, whole
+from kvtrial.record.enginelog import Diagnosis, EngineFacts, diagnose, engine_facts
+from kvtrial.record.hazards import watch_log
+from kvtrial.record.oom import MemoryCounters, tell_apart
+from kvtrial.record.statuslines import StatusLine, interval_seconds, status_lines
+from kvtrial.record.versions import outside_read_range
+
+STUCK_LEAST_LINES = 3
+_MACHINE_PREEMPTION = re.compile(
+    r"(?i)\b(spot|instance|node|pod|slurm\w*|kubelet|job)\b[^\n]*\bpreempt(ed|ion|ing)?\b|"
+    r"\bpreempt(ed|ion|ing)?\b[^\n]*\b(spot|instance|node|pod|slurm\w*|kubelet)\b"
+)
+_NO_COUNTERS = MemoryCounters(None, None, None)
+
+
+class Log(msgspec.Struct, frozen=True):
+    """One log as it is read. `version`: as it says, or as stated from outside."""
+
+    text: str
+    version: str | None
+    facts: EngineFacts
+    diagnosis: Diagnosis | None
+    status: dict[str, list[StatusLine]]
+
+    @property
+    def lines(self) -> list[StatusLine]:
+        """Periodic lines of all engines, in the order of the log."""
+        return sorted((line for lines in self.status.values() for line in lines), key=lambda line: line.line_number)
+
+
+def read_log(text: str, version: str | None = None) -> Log:
+    """Read a log; `version` is what is known from elsewhere, and counts only where the log names none."""
+    facts = engine_facts(text)
+    known = facts.engine_version or version
+    usable = known if known is None or outside_read_range(known) is None else None
+    return Log(text, known, facts, diagnose(text, usable), status_lines(text, usable))
+
+
+def log_findings(log: Log) -> Iterator[Finding]:
+    """Findings of one log, the worst first."""
+    yield from _killed(log)
+    yield from _machine_preempted(log)
+    yield from _dead(log)
+    yield from _stuck(log)
+    yield from _not_pinned(log)
+    yield from _watched(log)
+    if log.diagnosis is None:
+        yield from _status(log)
+
+
+def told_by(log: Log) -> Told:
+    """Sizes that a log states."""
+    gib = log.facts.available_kv_cache_gib
+    return Told(gpu_tokens=log.facts.kv_cache_tokens, gpu_bytes=None if gib is None else gib * 2**30, source="the log")
+
+
+def _version(log: Log) -> str:
+    return f"vLLM {log.version}" if log.version else "a version that the log does not name"
+
+
+def _killed(log: Log) -> Iterator[Finding]:
+    kernel = [line for line in log.text.splitlines() if "Killed process" in line]
+    told = tell_apart(None, _NO_COUNTERS, _NO_COUNTERS, kernel)
+    if told.kind == "none":
+        return
+    yield Finding(
+        f"out_of_memory_{told.kind}", "warn", f"{told.sentence} By this line: {told.evidence}", {}, told.do, about=None
+    )
+
+
+def _machine_preempted(log: Log) -> Iterator[Finding]:
+    lines = [line for line in log.text.splitlines() if _MACHINE_PREEMPTION.search(line)]
+    if lines:
+        yield Finding(
+            "not_preemption",
+            "warn",
+            f"What was preempted is the machine, the pod or the job, not requests in vLLM: "
+            f"'{_short(lines[0].strip())}'. "
+            "The scheduler of the cluster took the place away; vllm:num_preemptions_total knows nothing of it.",
+            {"lines": len(lines), "delta": 0},
+            "Look at the cluster's priorities and at spot instances; nothing in vLLM has to be resized for it.",
+        )
+
+
+def _dead(log: Log) -> Iterator[Finding]:
+    found = log.diagnosis
+    if found is None:
+        return
+    said = [found.cause]
+    before = [line for line in log.lines if line.line_number < found.line_number]
+    numbers: dict[str, Any] = {**found.numbers, "line": found.line_number}
+    if found.class_ == "gpu_memory_short_at_start":
+        said.append("That is a failure to start: it is not a preemption and not a run-time CUDA out-of-memory error.")
+    elif before:
+        said.append(_load_before(before[-1], found.class_, interval_seconds(before)))
+        numbers |= {"running": before[-1].running, "waiting": before[-1].waiting}
+        numbers |= {
+            "preemptions_last_interval": before[-1].preemptions,
+            "kv_usage_percent": before[-1].kv_usage_percent,
+        }
+    said.append(f"({_version(log)}, line {found.line_number}: {_short(found.evidence_line)})")
+    yield Finding(found.class_, "warn", " ".join(part for part in said if part), numbers, found.fix)
+
+
+def _load_before(line: StatusLine, class_: str, each: float) -> str:
+    state = f"running {whole(line.running or 0)}, waiting {whole(line.waiting or 0)}"
+    if line.kv_usage_percent is not None:
+        state += f", KV usage {line.kv_usage_percent:g} %"
+    if line.preemptions and class_.startswith("engine_dead"):
+        state += (
+            f", {whole(line.preemptions)} preemptions in the interval before: heavy preemption is the load here, not "
+            f"the "
+            "cause"
+        )
+    elif line.preemptions:
+        state += f", {whole(line.preemptions)} preemptions in the {each:.0f} s before, which are something else"
+    return f"Last state before it: {state}."
+
+
+def _stuck(log: Log) -> Iterator[Finding]:
+    for engine, lines in log.status.items():
+        run = _longest_stuck(lines)
+        if len(run) < STUCK_LEAST_LINES:
+            continue
+        each = interval_seconds(lines)
+        last = run[-1]
+        deferred = f" (Deferred {whole(last.deferred)})" if last.deferred is not None else ""
+        health = log.text.count('"GET /health HTTP/1.1" 200')
+        answers = f" while /health answered 200 ({health} times)" if health else ""
+        ended = "" if run[-1] is lines[-1] else " It ended by itself; so it was a long stall, or a restart followed."
+        known = known_deadlocks(log.version, None, log.facts.connector is not None)
+        which = f" Engine {engine}." if len(log.status) > 1 else ""
+        usage = (
+            f", KV usage {last.kv_usage_percent:g} % (no part of the rule)" if last.kv_usage_percent is not None else ""
+        )
+        yield Finding(
+            "scheduler_deadlock",
+            "warn",
+            f"The scheduler stands still: Running {span([line.running or 0 for line in run])}, Waiting "
+            f"{span([line.waiting or 0 for line in run])}{deferred}, 0 tokens/s for {len(run)} log lines "
+            f"({len(run) * each:.0f} s){answers}{usage}.{which}{ended}"
+            + (f" Known for {_version(log)}: {named(known)}." if known else ""),
+            {
+                "lines": len(run),
+                "seconds": len(run) * each,
+                "running": last.running,
+                "waiting": last.waiting,
+                "deferred": last.deferred,
+                "kv_usage_percent": last.kv_usage_percent,
+                "first_line": run[0].line_number,
+                "health_200": health,
+                "known": [hazard.id for hazard in known],
+            },
+            "Keep the log and two scrapes of /metrics, then restart the server; what was measured since is invalid. "
+            "0.23 "
+            "and newer for the first cause, 0.31 and newer for the one after an asynchronous load. Watch running = 0 "
+            "with "
+            "waiting > 0 instead of /health.",
+        )
+
+
+def _longest_stuck(lines: list[StatusLine]) -> list[StatusLine]:
+    best: list[StatusLine] = []
+    run: list[StatusLine] = []
+    for line in lines:
+        still = not line.prompt_tokens_per_second and not line.generation_tokens_per_second
+        if line.running == 0 and (line.waiting or 0) > 0 and still:
+            run.append(line)
+            best = run if len(run) > len(best) else best
+        else:
+            run = []
+    return best
+
+
+def _not_pinned(log: Log) -> Iterator[Finding]:
+    line = log.facts.offload_pinning_failed
+    if line is None:
+        return
+    yield Finding(
+        "tier_not_pinned",
+        "warn",
+        f"The tier's memory could not be pinned ({_version(log)}): '{_short(line)}'. The server goes on and every "
+        f"load and "
+        "store goes through pageable memory, several times slower. It is one warning at start and never repeated. "
+        "Times "
+        "measured so say nothing about the tier.",
+        {"line": line},
+        "Raise LimitMEMLOCK=infinity in the unit (--ulimit memlock=-1 of the container), take a tier below 512 GiB, or "
+        "free RAM; then check that the warning is gone. A run with it is invalid.",
+    )
+
+
+def _watched(log: Log) -> Iterator[Finding]:
+    if log.version is None or outside_read_range(log.version):
+        return
+    diagnosed = {"engine-dead", "abort-assert", "in-flight-store-assert", "negative-counter", "tier-not-pinned"}
+    hits = [
+        hit
+        for hit in watch_log(log.text.splitlines(), log.version)
+        if hit.hazard not in diagnosed and (log.diagnosis is None or not hit.hazard.startswith("shm-"))
+    ]
+    for hazard in dict.fromkeys(hit.hazard for hit in hits):
+        same = [hit for hit in hits if hit.hazard == hazard]
+        yield Finding(
+            "known_warning",
+            "warn",
+            f"{same[0].title}: {plural(len(same), 'line')}, first line {same[0].line_number}: {_short(same[0].line)}",
+            {"hazard": hazard, "lines": len(same)},
+            f"See `kvtrial hazards --vllm {log.version}`, {hazard}.",
+        )
+
+
+def _status(log: Log) -> Iterator[Finding]:
+    for engine, lines in log.status.items():
+        about = f"engine {engine}" if len(log.status) > 1 else None
+        if len(_longest_stuck(lines)) >= STUCK_LEAST_LINES:
+            continue
+        preempted = [line.preemptions or 0.0 for line in lines]
+        usage = [line.kv_usage_percent for line in lines if line.kv_usage_percent is not None]
+        waiting = [line.waiting or 0.0 for line in lines]
+        running = [line.running or 0.0 for line in lines]
+        if sum(preempted):
+            yield _preempting(lines, preempted, usage, running, waiting, about)
+        elif max(waiting) > 0:
+            yield _queueing(lines, usage, running, waiting, about)
+        elif max(running) == 0 or not any(line.generation_tokens_per_second for line in lines[1:] or lines):
+            yield Finding(
+                "idle",
+                "info",
+                f"The server is idle, not stuck: Waiting 0 on every line, so nobody is kept waiting ({len(lines)} "
+                f"lines, "
+                f"Running {span(running)}).",
+                {"lines": len(lines), "waiting": 0, "running": span(running)},
+                "Nothing.",
+                about=about,
+            )
+        else:
+            yield Finding(
+                "no_fault_seen",
+                "info",
+                f"Nothing wrong is seen in {len(lines)} periodic lines: Running {span(running)}, Waiting 0"
+                + (f", KV usage {span(usage, '.1f')} %" if usage else "")
+                + ".",
+                {"lines": len(lines), "running": span(running), "waiting": 0},
+                "Nothing.",
+                about=about,
+            )
+    if not log.status and log.facts.engine_version is not None:
+        yield Finding(
+            "no_fault_seen",
+            "info",
+            f"The log of {_version(log)} has no periodic line and names no failure.",
+            {},
+            "Give the part of the log in which the server misbehaves.",
+            "unknown",
+        )
+
+
+def _preempting(
+    lines: list[StatusLine],
+    preempted: list[float],
+    usage: list[float],
+    running: list[float],
+    waiting: list[float],
+    about: str | None,
+) -> Finding:
+    shape = shape_of(preempted)
+    near = [line.kv_usage_percent for line in lines if line.preemptions and line.kv_usage_percent is not None]
+    each = interval_seconds(lines)
+    counted = (
+        f"{whole(sum(preempted))} preemptions in {len(lines)} lines ({len(lines) * each:.0f} s; the log counts them by "
+        f"interval: {listed([whole(value) for value in preempted], 12)})"
+    )
+    low = bool(near) and max(near) < 100 * PRESSURE_SHARE and max(waiting) == 0
+    class_, do = {
+        "burst": ("preemption_single_burst", "Don't resize on this evidence; look at what arrived then."),
+        "continuous": (
+            "preemption_continuous",
+            "Cap the concurrency near what runs, or give more KV memory, or shorten contexts.",
+        ),
+        "ongoing": ("preemption_ongoing", "Watch on: a burst ends by itself, a shortage does not."),
+        "intermittent": ("preemption_intermittent", "Compare with what arrived in these intervals."),
+        "unknown": ("preemption_shape_unknown", f"Give at least {LEAST_INTERVALS} lines around it."),
+    }[shape]
+    pressure = f"KV usage {span(near, '.1f')} % where they happened" if near else "KV usage is not printed"
+    if low:
+        class_ = "preemption_not_from_kv_pressure"
+        do = "Look for calls of /reset_prefix_cache with reset_running_requests=true around these lines."
+        pressure += ", so not from a full KV cache"
+    ends = {"burst": ": one burst, and it is over", "continuous": ", in every interval"}.get(shape, "")
+    return Finding(
+        class_,
+        "info" if shape == "burst" and not low else "warn",
+        f"{counted}{ends}. {pressure}; Running {span(running)}, Waiting {span(waiting)}. It is no out-of-memory error.",
+        {"delta": sum(preempted), "per_interval": preempted, "kv_usage_percent": near},
+        do,
+        "inferred" if low else "seen",
+        about,
+    )
+
+
+def _queueing(
+    lines: list[StatusLine], usage: list[float], running: list[float], waiting: list[float], about: str | None
+) -> Finding:
+    deferred = max((line.deferred or 0.0) for line in lines)
+    top = f", KV usage up to {max(usage):g} %" if usage else ""
+    if deferred and deferred >= max(waiting) / 2:
+        return Finding(
+            "deferred_behind_load",
+            "warn",
+            f"Requests wait for a load or another passing constraint, not for room: Waiting up to "
+            f"{whole(max(waiting))}, "
+            f"Deferred up to {whole(deferred)}, Running {span(running)}{top}; tokens keep coming, so nothing is stuck.",
+            {"waiting": max(waiting), "deferred": deferred, "running": span(running)},
+            "Compare time to first token with the connector off; keep requests that share a long beginning from "
+            "arriving "
+            "together while it is loaded.",
+            "inferred",
+            about,
+        )
+    return Finding(
+        "not_preemption",
+        "warn",
+        f"Requests queue and none is preempted: Waiting up to {whole(max(waiting))}, Running {span(running)}{top}, no "
+        f"'Preemptions:' on {len(lines)} lines ({seconds(len(lines) * interval_seconds(lines))}).",
+        {"waiting": max(waiting), "running": span(running), "delta": 0},
+        "More seats (--max-num-seqs) where KV usage leaves room, else more KV memory or a replica.",
+        about=about,
+    )
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= 160 else line[:157] + "..."

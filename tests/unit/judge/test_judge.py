@@ -1,0 +1,323 @@
+"""What a result set is worth: each class planted, and quiet on the set beside it."""
+
+import copy
+import json
+import math
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kvtrial.analysis import effect
+from kvtrial.analysis.cli import main
+from kvtrial.analysis.judge import judge
+from kvtrial.analysis.judge.plain import signflip_p, t_interval
+from kvtrial.analysis.judge.results import results_of
+from kvtrial.record.errors import UnusableInput
+
+LOADED = 22_020_096_000
+
+
+def run(value: float, rng: random.Random, variant: bool, **more: Any) -> dict[str, Any]:
+    """One run of twelve requests around a value in ms."""
+    made = {
+        "ttft_ms": [round(value * (1 + rng.gauss(0, 0.005)), 3) for _ in range(12)],
+        "sent": 12,
+        "completed": 12,
+        "failed": 0,
+        "server_start": 1000.0 + variant,
+        "local_hit_tokens": 0,
+        "external_hit_tokens": 192_000 if variant else 0,
+        "load_bytes": LOADED if variant else None,
+        "store_bytes": 0 if variant else None,
+        "preemptions": 0,
+        "output_digest": "abc",
+    }
+    return made | more
+
+
+def results(ratio: float = 0.7, pairs: int = 10, noise: float = 0.01, **more: Any) -> dict[str, Any]:
+    """A clean set: ABBA, equal answers, loads in the variant alone. `ratio`: variant / control."""
+    rng = random.Random(7)
+    made = []
+    for number in range(1, pairs + 1):
+        order = ["control", "variant"] if number % 4 in (1, 0) else ["variant", "control"]
+        control = 100 * (1 + rng.gauss(0, noise))
+        made.append(
+            {
+                "pair": number,
+                "order": order,
+                "control": run(control, rng, False),
+                "variant": run(control * ratio * (1 + rng.gauss(0, noise)), rng, True),
+            }
+        )
+    return {"metric": "ttft_ms", "lower_is_better": True, "min_effect_pct": 5.0, "pairs": made, **more}
+
+
+def judged(raw: dict[str, Any]):
+    return judge(results_of(raw, "a set"))
+
+
+def test_a_clean_gain_is_a_valid_improvement():
+    answer = judged(results(0.7))
+    assert (answer.verdict, answer.class_) == ("BETTER", "improvement_valid")
+    assert answer.comparison is not None and answer.comparison.ci_high < 0.8
+    assert "22,020,096,000 B" in answer.findings[0].reason and "null, not 0" in answer.findings[0].reason
+
+
+def test_a_clean_loss_is_a_valid_regression():
+    answer = judged(results(1.3))
+    assert (answer.verdict, answer.class_) == ("WORSE", "regression_valid")
+    assert "10 of 10 pairs worse" in answer.findings[0].reason
+
+
+def test_throughput_turns_the_sides_round():
+    raw = results(1.3, lower_is_better=False)
+    assert judged(raw).class_ == "improvement_valid"
+
+
+def test_the_verdict_is_that_of_the_projects_own_statistics():
+    raw = results(0.93, noise=0.03)
+    answer = judged(raw)
+    ratios = [math.log(sorted_median(p["variant"]) / sorted_median(p["control"])) for p in raw["pairs"]]
+    interval = effect.hodges_lehmann(ratios)
+    word, _ = effect.decide(interval, 0.05, "ratio", "lower")
+    assert answer.comparison is not None
+    assert answer.verdict == word
+    assert answer.comparison.effect == pytest.approx(math.exp(interval.estimate))
+    assert answer.comparison.p_value == interval.p_value
+
+
+def sorted_median(one: dict[str, Any]) -> float:
+    ordered = sorted(one["ttft_ms"])
+    return (ordered[5] + ordered[6]) / 2
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 3, 4, 5])
+def test_under_six_pairs_nothing_is_shown_however_clear_it_looks(pairs: int):
+    answer = judged(results(0.5, pairs))
+    assert (answer.verdict, answer.class_) == ("INCONCLUSIVE", "too_few_pairs")
+    assert judged(results(0.5, 6)).class_ == "improvement_valid"
+
+
+def test_a_difference_within_the_noise_is_not_shown():
+    answer = judged(results(0.99, noise=0.08))
+    assert (answer.verdict, answer.class_) == ("INCONCLUSIVE", "difference_not_shown")
+    assert "pairs needed" in answer.findings[0].reason
+
+
+def test_equality_within_the_margin_is_equivalent():
+    assert judged(results(1.0, 12, noise=0.005)).verdict == "EQUIVALENT"
+
+
+def test_one_order_for_all_pairs_confounds_order_with_arm():
+    raw = results(0.7)
+    for pair in raw["pairs"]:
+        pair["order"] = ["control", "variant"]
+    answer = judged(raw)
+    assert (answer.verdict, answer.class_) == ("INVALID", "order_confounded_with_arm")
+    assert answer.findings[0].numbers["control_first"] == 10
+    assert answer.comparison is None
+
+
+def test_an_order_that_changes_once_in_ten_confounds_too_and_one_in_three_does_not():
+    raw = results(0.7)
+    for number, pair in enumerate(raw["pairs"]):
+        pair["order"] = ["variant", "control"] if number == 4 else ["control", "variant"]
+    assert judged(raw).class_ == "order_confounded_with_arm"
+    for number, pair in enumerate(raw["pairs"]):
+        pair["order"] = ["variant", "control"] if number % 3 == 0 else ["control", "variant"]
+    assert judged(raw).class_ == "improvement_valid"
+
+
+def test_all_of_one_arm_before_all_of_the_other_is_seen_by_the_starts():
+    raw = results(0.7)
+    for number, pair in enumerate(raw["pairs"]):
+        pair["control"]["server_start"], pair["variant"]["server_start"] = 1000.0 + number, 2000.0 + number
+    assert judged(raw).class_ == "order_confounded_with_arm"
+
+
+def test_where_no_order_is_stated_none_is_judged():
+    raw = results(0.7)
+    for pair in raw["pairs"]:
+        del pair["order"]
+    assert judged(raw).class_ == "improvement_valid"
+
+
+def test_another_answer_makes_times_worthless():
+    raw = results(0.4)
+    raw["pairs"][3]["variant"]["output_digest"] = "xyz"
+    answer = judged(raw)
+    assert (answer.verdict, answer.class_) == ("INVALID", "response_mismatch")
+    assert answer.findings[0].numbers["mismatched_pairs"] == ["4"]
+    for pair in raw["pairs"]:
+        pair["control"]["output_digest"] = pair["variant"]["output_digest"] = None
+    assert judged(raw).class_ == "improvement_valid"
+
+
+def warm(raw: dict[str, Any], numbers: range, arm: str = "variant") -> dict[str, Any]:
+    raw = copy.deepcopy(raw)
+    for number in numbers:
+        raw["pairs"][number][arm] |= {"local_hit_tokens": 191_000, "external_hit_tokens": 0, "load_bytes": 0}
+    return raw
+
+
+def test_gpu_hits_in_one_arm_alone_contaminate_the_set():
+    workload = {"prompt_tokens_per_run": 192_000, "seed": 0, "same_prompts_every_pair": True}
+    answer = judged(warm(results(0.4, workload=workload), range(1, 10)))
+    assert (answer.verdict, answer.class_) == ("INVALID", "warm_cache_contamination")
+    assert "The prompts repeat (seed 0" in answer.findings[0].reason
+    assert judged(warm(results(1.0), range(10), "control")).class_ == "warm_cache_contamination"
+
+
+def test_gpu_hits_alike_and_small_in_both_arms_are_a_shared_beginning():
+    raw = results(0.7, workload={"prompt_tokens_per_run": 192_000})
+    for pair in raw["pairs"]:
+        pair["control"]["local_hit_tokens"] = pair["variant"]["local_hit_tokens"] = 6_000
+    assert judged(raw).class_ == "improvement_valid"
+
+
+def test_both_arms_served_by_the_gpu_cache_did_not_try_the_tier():
+    raw = results(1.0, workload={"prompt_tokens_per_run": 192_000})
+    for pair in raw["pairs"]:
+        pair["control"]["local_hit_tokens"] = pair["variant"]["local_hit_tokens"] = 190_000
+        pair["variant"] |= {"load_bytes": 0, "external_hit_tokens": 0}
+    answer = judged(raw)
+    assert answer.class_ == "warm_cache_contamination"
+    assert "in both arms" in answer.findings[0].reason
+
+
+def test_a_variant_that_never_loaded_is_no_treatment():
+    raw = results(0.7)
+    for pair in raw["pairs"]:
+        pair["variant"] |= {"load_bytes": 0, "external_hit_tokens": 0}
+    assert (judged(raw).verdict, judged(raw).class_) == ("INVALID", "treatment_not_delivered")
+
+
+def test_a_control_that_loads_is_no_control():
+    raw = results(0.7)
+    for pair in raw["pairs"]:
+        pair["control"]["load_bytes"] = LOADED
+    assert judged(raw).class_ == "control_not_clean"
+
+
+@pytest.mark.parametrize(
+    ("arm", "fault", "reason"),
+    [
+        ("control", {"failed": 3, "completed": 9}, "3 requests failed (9 of 12 completed)"),
+        ("variant", {"completed": 7}, "7 of 12 requests completed"),
+        ("variant", {"load_bytes": 0}, "0 B were loaded"),
+        ("control", {"load_bytes": LOADED}, "so it was no control"),
+        ("variant", {"ttft_ms": []}, "has no value"),
+        ("control", {"valid": False, "reason": "host was busy"}, "host was busy"),
+        ("variant", {"invalid": "engine restarted"}, "engine restarted"),
+        ("control", {"server_restarted": True}, "restarted"),
+        ("variant", {"local_hit_tokens": 180_000}, "GPU prefix cache of one arm"),
+    ],
+)
+def test_a_pair_with_a_fault_goes_as_a_whole_and_is_named(arm: str, fault: dict[str, Any], reason: str):
+    raw = results(0.7, workload={"prompt_tokens_per_run": 192_000})
+    raw["pairs"][4][arm] |= fault
+    answer = judged(raw)
+    assert answer.class_ == "invalid_pairs_removed"
+    assert answer.verdict == "BETTER"
+    assert reason in answer.findings[0].reason
+    assert answer.findings[0].numbers["removed"] == ["5"]
+    assert answer.findings[0].numbers["n_pairs"] == 9
+    assert answer.findings[1].class_ == "improvement_valid"
+
+
+def test_a_pair_may_be_marked_itself():
+    raw = results(0.7)
+    raw["pairs"][0]["valid"] = False
+    assert judged(raw).class_ == "invalid_pairs_removed"
+
+
+def test_what_remains_under_six_pairs_shows_nothing():
+    raw = results(0.5, 8)
+    for number in (0, 3, 5):
+        raw["pairs"][number]["control"]["failed"] = 2
+    answer = judged(raw)
+    assert (answer.verdict, answer.class_) == ("INCONCLUSIVE", "invalid_pairs_removed")
+    assert answer.findings[1].class_ == "too_few_pairs"
+
+
+def test_many_faults_of_the_variant_alone_are_not_left_out_to_its_gain():
+    raw = results(0.5, 12)
+    for number in (0, 3, 5):
+        raw["pairs"][number]["variant"] |= {"failed": 2, "completed": 10}
+    assert judged(raw).verdict == "INCONCLUSIVE"
+    assert "speaks against it" in judged(raw).findings[0].reason
+    for number in (1, 2, 4):
+        raw["pairs"][number]["control"] |= {"failed": 2, "completed": 10}
+    assert judged(raw).verdict == "BETTER"
+
+
+def identical(raw: dict[str, Any]) -> dict[str, Any]:
+    for pair in raw["pairs"]:
+        pair["variant"] |= {"load_bytes": None, "store_bytes": None, "external_hit_tokens": 0}
+    return raw | {"arms_identical": True}
+
+
+def test_an_a_a_without_a_difference_gives_the_noise_floor():
+    answer = judged(identical(results(1.0, 10, noise=0.04)))
+    assert answer.class_ == "aa_pass_with_noise_floor"
+    assert answer.verdict in ("EQUIVALENT", "INCONCLUSIVE")
+    assert "noise floor" in answer.findings[0].reason
+
+
+def test_an_a_a_with_a_difference_says_that_the_set_up_is_wrong():
+    answer = judged(identical(results(0.8, 10)))
+    assert (answer.verdict, answer.class_) == ("INVALID", "aa_differs")
+
+
+@given(st.lists(st.floats(-30, 30).filter(lambda value: abs(value) > 0.01), min_size=2, max_size=9))
+def test_the_plain_test_treats_both_signs_alike(values: list[float]):
+    turned = [-value for value in values]
+    assert signflip_p(values) == pytest.approx(signflip_p(turned))
+    low, high = t_interval(values) or (0, 0)
+    assert t_interval(turned) == pytest.approx((-high, -low))
+    assert signflip_p(values) >= 2 / 2 ** len(values)
+
+
+def test_swapping_the_arms_turns_the_verdict():
+    raw = results(0.7)
+    swapped = copy.deepcopy(raw)
+    for pair in swapped["pairs"]:
+        pair["control"]["ttft_ms"], pair["variant"]["ttft_ms"] = pair["variant"]["ttft_ms"], pair["control"]["ttft_ms"]
+    assert (judged(raw).verdict, judged(swapped).verdict) == ("BETTER", "WORSE")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"pairs": []}, "no pair"),
+        ({"pairs": None}, "no list `pairs`"),
+        ({"pairs": [{"control": {}}]}, "has no variant"),
+        ({"min_effect_pct": 0}, "between 0 and 100"),
+        ({"min_effect_pct": "5"}, "is no number"),
+        ({"lower_is_better": "yes"}, "neither true nor false"),
+    ],
+)
+def test_what_can_not_be_judged_is_refused_in_a_sentence(change: dict[str, Any], says: str):
+    with pytest.raises(UnusableInput, match=says):
+        results_of(results() | change, "a set")
+
+
+def test_values_that_are_no_times_are_refused():
+    raw = results()
+    raw["pairs"][0]["control"]["ttft_ms"][3] = -1
+    with pytest.raises(UnusableInput, match="above 0"):
+        results_of(raw, "a set")
+
+
+def test_the_command_ends_with_0_or_2(tmp_path, capsys):
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(results()))
+    assert main(["judge", str(path)]) == 0
+    assert "BETTER: improvement_valid" in capsys.readouterr().out
+    path.write_text("{")
+    assert main(["judge", str(path), "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["verdict"] == "error"
+    assert main(["judge"]) == 2
