@@ -49,9 +49,10 @@ def measure(servers: int, window: float) -> list[dict[str, object]]:
             for n, server in enumerate(started)
         }  # fmt: skip
         (Path(folder) / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
+        told = json.dumps({"observe_window_seconds": window, "kvtrial_results_dir": folder})
         command = [
             str(Path(sys.executable).parent / "ansible-playbook"), "playbooks/observe.yml",
-            "-i", f"{folder}/hosts.json", "-e", json.dumps({"observe_window_seconds": window, "kvtrial_results_dir": folder}),
+            "-i", f"{folder}/hosts.json", "-e", told,
         ]  # fmt: skip
         began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(

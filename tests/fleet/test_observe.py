@@ -41,10 +41,9 @@ def state(host):
     changing = "/proc /sys /run /tmp /var/log /root/.ansible /home/deploy/.ansible"
     pruned = " -o ".join(f"-path {folder}" for folder in changing.split())
     files = f"find / -xdev \\( {pruned} \\) -prune -o -type f -newer /etc/machine-id -printf '%p %s %T@\\n' | sort"
-    services = (
-        "systemctl list-units --type=service --state=running --plain --no-legend | cut -d' ' -f1 | grep -v session"
-    )
-    return [host.sh(command) for command in (files, services, "pgrep -f 'vllm serve' | sort")]
+    running = "systemctl list-units --type=service --state=running --plain --no-legend | cut -d' ' -f1"
+    services = f"{running} | grep -v -e session -e user@"
+    return [host.sh(command) for command in (files, services, "pgrep -f '[v]llm serve' | sort")]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,7 @@ def test_every_server_is_found_and_a_host_without_one_is_named(project, seen):
     fleet = json.loads(next(project.results.glob("observed-*/fleet.json")).read_text())
     assert set(fleet["servers"]) == {"h1:8000", "h2:8001"}
     assert last_line(done).startswith("Kept in ")
-    assert "Fleet: 2 servers on 3 hosts, two looks 2 s apart" in done.stdout
+    assert "Fleet: 2 servers on 3 hosts, two looks " in done.stdout
 
 
 def facts(project, host, port):
@@ -95,7 +94,9 @@ def test_no_key_leaves_the_host(project, seen):
 
 def test_the_hosts_are_as_they_were(seen):
     _, before, after = seen
-    assert after == before
+    for was, now in zip(before, after, strict=True):
+        for first, second in zip(was, now, strict=True):
+            assert sorted(set(second.splitlines()) ^ set(first.splitlines())) == []
 
 
 def test_an_address_beyond_loopback_is_told_and_the_key_is_no_excuse(project, seen):
