@@ -3,8 +3,10 @@
 Each server has a folder: facts.json, 0.prom, 1.prom, server.log, answer.json. Nothing is asked of a host here.
 """
 
+import argparse
 import base64
 import contextlib
+import importlib
 import io
 import json
 import re
@@ -125,15 +127,22 @@ def _unread(server: Mapping[str, Any], again: Mapping[str, Any]) -> str:
 
 
 def kvtrial(arguments: list[str]) -> tuple[int, str]:
-    """(status, what it prints) of a command line of kvtrial, in this process: a hundred Pythons take a minute."""
-    from kvtrial.analysis.cli import main
+    """(status, what it prints) of a command line of `kvtrial observe`, in this process.
 
+    A hundred Pythons, each with all that the other commands import, take minutes.
+    """
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            status = main(arguments)
+            command = importlib.import_module("kvtrial.analysis.observe.command")
+            parser = argparse.ArgumentParser(prog="kvtrial observe")
+            command.add_arguments(parser)
+            status = int(command.command(parser.parse_args(arguments[1:])))
         except SystemExit as error:
             status = error.code if isinstance(error.code, int) else UNUSABLE
+        except UnusableInput as error:
+            print(error)
+            status = UNUSABLE
     return status, out.getvalue() or err.getvalue()
 
 
