@@ -113,7 +113,7 @@ def decide(verdict: Verdict, tried: Tried, fleet: dict[str, FleetHost], wish: Wi
     if verdict.verdict == "INVALID":
         gates = [f"{gate.gate}: {gate.detail}" for gate in verdict.gates if gate.passed is False]
         cause = f"The verdict is INVALID, so nothing can be adopted; {verdict.recommendation.action}."
-        return Decision("mend", [*(f"Failed gate {said}." for said in gates), cause], cause, [], None)
+        return Decision("mend", [f"Failed gate {said}." for said in gates], cause, [], None)
     if verdict.verdict == "INCONCLUSIVE":
         return Decision("more_pairs", list(_more_pairs(verdict)), "", [], None)
     if verdict.verdict in ("WORSE", "EQUIVALENT"):
@@ -130,7 +130,7 @@ def decide(verdict: Verdict, tried: Tried, fleet: dict[str, FleetHost], wish: Wi
             + (f" And {len(standing) - 1} more, see above." if len(standing) > 1 else "")
             + f" Whoever knows better: -e adopt_force={names}"
         )
-        return Decision("refuse", [*lines, cause], cause, found, None)
+        return Decision("refuse", lines, cause, found, None)
     forced = [refusal.name for refusal in found]
     pins = msgspec.structs.replace(pins, forced=sorted(set(forced)))
     return Decision("adopt", list(_adopt(verdict, pins, found)), "", found, pins)
