@@ -12,12 +12,12 @@ def refused(tools, tmp_path, **settings):
 def test_a_blocked_version_is_refused_with_its_source_and_the_pinned_one_is_not(tools, tmp_path):
     status, last = refused(tools, tmp_path, kvtrial_vllm_version="0.18.1")
     assert status != 0
-    assert last.startswith("vLLM 0.18.1 has a defect that this experiment would meet: Prompt accounting goes negative")
-    assert "#37354" in last
+    assert "arm offload: vLLM 0.18.1: Prompt accounting goes negative" in last
+    assert "#37354" in last and last.endswith("Use 0.20 or newer.")
     assert refused(tools, tmp_path)[0] == 0
 
 
-def test_options_that_take_the_metrics_away_are_refused(tools, tmp_path):
-    status, last = refused(tools, tmp_path, kvtrial_engine_args={"disable-log-stats": True})
+def test_an_environment_that_starts_another_connector_is_refused(tools, tmp_path):
+    status, last = refused(tools, tmp_path, kvtrial_engine_env_more={"VLLM_USE_SIMPLE_KV_OFFLOAD": "1"})
     assert status != 0
-    assert "--disable-log-stats takes the engine's metrics away" in last
+    assert "VLLM_USE_SIMPLE_KV_OFFLOAD changes what the shortcut starts" in last

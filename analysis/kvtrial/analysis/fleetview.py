@@ -74,13 +74,15 @@ def _shared(observed: list[Observed]) -> Iterator[str]:
     by_version: dict[str, list[str]] = {}
     for server in observed:
         for hazard in server.answer.get("hazards", []):
-            if hazard.get("action") in ("block", "guard") and not hazard.get("guarded"):
+            open_guard = hazard.get("action") in ("block", "guard") and not hazard.get("guarded")
+            if open_guard or hazard.get("state") == "seen":
                 by_hazard.setdefault(hazard["id"], (hazard, []))[1].append(server.name)
         version = (server.answer.get("server") or {}).get("version")
         if version:
             by_version.setdefault(str(version), []).append(server.name)
     for identity, (hazard, servers) in sorted(by_hazard.items()):
-        yield f"Known defect {identity} ({hazard['action']}): {ended(hazard['title'])} {some(servers)}."
+        word = "seen" if hazard.get("state") == "seen" else hazard["action"]
+        yield f"Known defect {identity} ({word}): {ended(hazard['title'])} {some(servers)}."
     if len(by_version) > 1:
         said = "; ".join(f"{version} on {some(servers)}" for version, servers in sorted(by_version.items()))
         yield f"The fleet runs {len(by_version)} versions of vLLM: {said}."

@@ -125,13 +125,18 @@ def lines(*servers, without=(), lost=None):
 def test_who_needs_somebody_comes_first_and_defects_are_told_once():
     hazard = {"id": "preemption-cascade", "action": "guard", "guarded": False, "title": "Async scheduling"}
     set_already = {**hazard, "id": "other", "guarded": True}
+    watched = {**hazard, "id": "quiet", "action": "watch", "state": "applies"}
+    gone_off = {**watched, "id": "tier-full", "state": "seen", "title": "No room"}
     said = lines(
-        Observed("a", 1, answer("idle", server={"version": "0.26.0"}, hazards=[hazard, set_already])),
+        Observed(
+            "a", 1, answer("idle", server={"version": "0.26.0"}, hazards=[hazard, set_already, watched, gone_off])
+        ),
         Observed("b", 1, answer("tier_full", "warn", server={"version": "0.32.0"}, hazards=[hazard])),
     )
     assert said[0] == "b:1 (vLLM 0.32.0): tier_full"
     assert "Known defect preemption-cascade (guard): Async scheduling. a:1, b:1." in said
-    assert not any("other" in line for line in said)
+    assert "Known defect tier-full (seen): No room. a:1." in said
+    assert not any("other" in line or "quiet" in line for line in said)
     assert "The fleet runs 2 versions of vLLM: 0.26.0 on a:1; 0.32.0 on b:1." in said
     assert said[-1] == "Fleet: 2 servers on 2 hosts, two looks 60 s apart. idle: a:1; tier_full: b:1."
 
