@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from kvtrial.record.load import RequestResult
+from kvtrial.record.observed import HostFacts
 from kvtrial.record.plan import HostPlan, Plan
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import RunRecord
@@ -18,6 +19,7 @@ SCHEMAS: dict[str, type] = {
     "record": RunRecord,
     "request": RequestResult,
     "verdict": Verdict,
+    "host_facts": HostFacts,
 }
 
 

@@ -210,6 +210,8 @@ def test_a_control_that_loads_is_no_control():
         ("variant", {"load_bytes": 0}, "0 B were loaded"),
         ("control", {"load_bytes": LOADED}, "so it was no control"),
         ("variant", {"ttft_ms": []}, "has no value"),
+        ("control", {"ttft_ms": [100.0, 101.0, 99.0]}, "3 values for 12 completed requests"),
+        ("variant", {"sent": 10, "completed": 10}, "control sent 12 requests and variant 10"),
         ("control", {"valid": False, "reason": "host was busy"}, "host was busy"),
         ("variant", {"invalid": "engine restarted"}, "engine restarted"),
         ("control", {"server_restarted": True}, "restarted"),
@@ -226,6 +228,14 @@ def test_a_pair_with_a_fault_goes_as_a_whole_and_is_named(arm: str, fault: dict[
     assert answer.findings[0].numbers["removed"] == ["5"]
     assert answer.findings[0].numbers["n_pairs"] == 9
     assert answer.findings[1].class_ == "improvement_valid"
+
+
+def test_preemptions_are_told_and_drop_no_pair():
+    raw = results(0.7)
+    raw["pairs"][2]["control"]["preemptions"] = 14
+    answer = judged(raw)
+    assert answer.class_ == "improvement_valid"
+    assert "Preemptions: control 14, variant 0" in answer.findings[0].reason
 
 
 def test_a_pair_may_be_marked_itself():

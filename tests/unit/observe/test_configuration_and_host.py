@@ -6,6 +6,8 @@ import pytest
 from kvtrial.analysis.observe import observe
 from kvtrial.analysis.observe.client import read_client
 from kvtrial.analysis.observe.configuration import configuration_of_host, configuration_of_log, read_configuration
+from kvtrial.analysis.observe.logs import read_log
+from kvtrial.analysis.observe.report import lines_of
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.observed import (
     Gpu,
@@ -17,7 +19,7 @@ from kvtrial.record.observed import (
     redacted_env,
     redacted_text,
 )
-from planted import CASES, classes, host, launch, page, pages
+from planted import CASES, METRICS, classes, host, launch, page, pages
 
 GIB = 2**30
 OFFLOAD = (
@@ -92,6 +94,21 @@ def test_a_host_with_room_is_quiet():
     )
     argv = (*LOCAL, "--kv-cache-memory-bytes", str(4 * GIB), "--kv-offloading-size", "16")
     assert classes(told(*argv, facts=facts)) == []
+
+
+def test_the_host_is_told_in_one_line_as_far_as_it_is_known():
+    facts = host(
+        host="gpu-1",
+        driver_version="580.95.05",
+        gpus=[Gpu("NVIDIA H200", 140 * GIB, 98 * GIB)],
+        ram_total_bytes=128 * GIB,
+        ram_available_bytes=60 * GIB,
+    )
+    said = lines_of(told(*LOCAL, facts=facts))
+    assert (
+        said[1] == "host gpu-1: driver 580.95.05, NVIDIA H200 98.0 of 140.0 GiB used, RAM 60.0 of 128.0 GiB available"
+    )
+    assert not any(line.startswith("host") for line in lines_of(told(*LOCAL, facts=host())))
 
 
 def test_hazards_are_those_of_this_very_version_and_configuration():
@@ -169,14 +186,28 @@ def test_a_configuration_beside_pages_says_how_large_the_tier_is():
 
 def test_the_launch_that_a_log_prints_is_read():
     said = (
-        "{'model_tag': 'm', 'kv_offloading_size': 4.0, 'enforce_eager': True, "
-        "'kv_transfer_config': KVTransferConfig(kv_connector='X', a={'b': 1})}"
+        "{'model_tag': 'm', 'kv_offloading_size': 4.0, 'enforce_eager': True, 'other': Some(a=1), "
+        "'kv_transfer_config': KVTransferConfig(kv_connector='OffloadingConnector', kv_role='kv_both', engine_id='x', "
+        "kv_connector_extra_config={'cpu_bytes_to_use': 1000})}"
     )
     configuration = configuration_of_log(said, "0.26.0")
     assert configuration is not None
     assert configuration.parsed.text("kv-offloading-size") == "4"
     assert configuration.parsed.options["enforce-eager"] is True
+    assert configuration.parsed.kv_transfer == {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"cpu_bytes_to_use": 1000},
+    }
     assert configuration_of_log("{broken", "0.26.0") is None
+
+
+def test_the_launch_of_a_real_log_is_read():
+    log = read_log((METRICS.parent / "logs" / "vllm-0.26.0-h200-8b-offload.log").read_text())
+    configuration = configuration_of_log(log.facts.non_default_args, log.version)
+    assert configuration is not None and configuration.parsed.kv_transfer is not None
+    assert configuration.parsed.kv_transfer["kv_connector"] == "OffloadingConnector"
+    assert configuration.parsed.text("num-gpu-blocks-override") == "4096"
 
 
 @pytest.mark.parametrize(

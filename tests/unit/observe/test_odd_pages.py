@@ -105,6 +105,14 @@ def both(first: str, second: str) -> str:
     return first + without("process_start_time_seconds", second)
 
 
+def test_what_a_page_lacks_is_named_beside_what_it_declares_without_a_sample():
+    odd = changed(f"kv_cache_usage_perc{OF} 0.1", f"kv_cache_usage_perc{OF} NaN")
+    said = seen(BEFORE, without("external_prefix_cache_hits", odd)).findings[0].reason
+    assert "Not exported here, which is not zero either: external_prefix_cache_hits_tokens" in said
+    assert "Declared without a sample, which is 0: load_bytes" in said
+    assert "Unknown, which is not zero: kv_cache_usage_share" in said
+
+
 def test_several_engines_are_summed_and_their_gauges_kept_apart():
     two = [
         both(

@@ -68,6 +68,19 @@ def test_out_of_memory_while_serving_is_told_from_out_of_memory_at_start():
     assert logged(log_of(oom)).class_ == "gpu_memory_short_at_start"
 
 
+def test_a_shortage_of_shared_memory_names_the_tier_that_was_asked_for():
+    args = "INFO [api_utils.py:273] non-default args: {'model_tag': 'm', 'kv_offloading_size': 32.0}"
+    answer = logged(log_of(args, CREATED, "OSError: [Errno 14] Bad address", version="0.27.1"))
+    assert "34,359,738,368 B (32.0 GiB)" in answer.findings[0].reason
+
+
+def test_a_dead_engine_after_out_of_memory_is_said_to_be_dead():
+    oom = "ERROR torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    dead = "ERROR vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue."
+    answer = logged(log_of(SERVING, oom, dead))
+    assert answer.class_ == "cuda_oom_runtime" and "The engine is dead by it" in answer.findings[0].reason
+
+
 def test_what_the_kernel_killed_is_no_cuda_error_and_no_preemption():
     for line, class_ in [
         ("kernel: Out of memory: Killed process 811 (VLLM::EngineCor)", "out_of_memory_kernel_oom_killer"),

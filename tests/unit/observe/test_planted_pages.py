@@ -76,6 +76,12 @@ def test_few_requests_that_carry_most_are_told_from_many_with_one_each():
     assert spread.class_ == "preemption_shape_unknown"
 
 
+def test_requests_beyond_the_last_bucket_may_carry_more_than_is_provable():
+    two = [0.0] * 298 + [60.0, 60.0]
+    answer = seen(page(version="0.31.0", per_request=[]), page(version="0.31.0", per_request=two, preemptions=120))
+    assert (answer.class_, answer.findings[0].confidence) == ("preemption_concentrated", "inferred")
+
+
 def test_how_concentrated_is_told_with_bounds_that_hold():
     few = [0.0] * 396 + [12.0, 14.0, 16.0, 18.0]
     answer = seen(page(version="0.31.0", per_request=[]), page(version="0.31.0", per_request=few, preemptions=60))
@@ -175,6 +181,12 @@ def test_without_reuse_and_with_a_tier_known_to_be_larger_it_is_seen():
     assert (answer.class_, answer.findings[0].confidence) == ("no_reuse_in_workload", "seen")
 
 
+def test_a_window_of_few_requests_is_said_to_be_short():
+    short = seen(*tiered({"store": 4e9, "asked": 1e5, "finished": 103.0}))
+    assert "Only 3 requests ended in the window" in short.findings[0].reason
+    assert "Only" not in seen(*tiered({"store": 4e9, "asked": 1e5})).findings[0].reason
+
+
 def test_prefix_caching_switched_off_is_named():
     answer = seen(*tiered({"store": 4e9, "asked": 1e5}, cache={"enable_prefix_caching": "False"}))
     assert "enable_prefix_caching=False" in answer.findings[0].reason
@@ -230,6 +242,12 @@ def test_loads_without_hits_belong_to_preempted_requests():
     answer = seen(*tiered({"load": 4.4e9, "load_seconds": 0.2, "external": 0.0, "preemptions": 30.0, "usage": 0.99}))
     served = next(f for f in answer.findings if f.class_ == "healthy_tier_serving")
     assert "preempted requests" in served.reason
+
+
+def test_a_reset_that_left_the_tier_warm():
+    load = {"load": 4.4e9, "load_seconds": 0.2, "external": 38_000.0}
+    assert "reset_kept_the_tier" in classes(seen(*tiered({**load, "resets": 1}, {"resets": 0})))
+    assert "reset_kept_the_tier" not in classes(seen(*tiered({**load, "resets": 1}, {"resets": 1})))
 
 
 def test_loads_as_slow_as_pageable_memory():

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from kvtrial.analysis.judge.evidence import named, ranged
 from kvtrial.analysis.judge.results import Pair, Results, Run
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.words import listed, plural, whole
@@ -67,6 +68,11 @@ def _fault(pair: Pair, loads_expected: bool) -> tuple[str | None, str | None]:
             return f"{arm}: {plural(run.failed, 'request')} failed{done}", arm
         if run.sent is not None and run.completed is not None and run.completed < run.sent:
             return f"{arm}: {whole(run.completed)} of {whole(run.sent)} requests completed", arm
+        if len(run.values) > 1 and run.completed is not None and len(run.values) < run.completed:
+            return f"{arm}: {len(run.values)} values for {whole(run.completed)} completed requests", arm
+    sent = [pair.control.sent, pair.variant.sent]
+    if None not in sent and sent[0] != sent[1]:
+        return f"control sent {whole(sent[0] or 0)} requests and variant {whole(sent[1] or 0)}", None
     if loads_expected and not pair.variant.load_bytes:
         stated = "no load is stated" if pair.variant.load_bytes is None else "0 B were loaded"
         return f"variant: {stated}, so the tier gave nothing in it", "variant"
@@ -144,19 +150,19 @@ def _warm_cache(results: Results) -> Iterator[Finding]:
         f"{whole(max(run.external_hit_tokens or 0 for run in runs))}"
     )
     clean = [pair for pair in results.pairs if pair not in pairs]
-    names = _named([pair.name for pair in pairs])
+    names = named([pair.name for pair in pairs])
     cold = ""
     if clean and all(pair.control.values and pair.variant.values for pair in clean):
         apart = [100 * (pair.variant.value / pair.control.value - 1) for pair in clean]
-        cold = f" The cold pairs ({_named([p.name for p in clean])}) show {_range(apart)} %."
+        cold = f" The cold pairs ({named([p.name for p in clean])}) show {ranged(apart)} %."
     apart = [100 * (p.variant.value / p.control.value - 1) for p in pairs if p.control.values and p.variant.values]
-    size = f" The {_range(apart)} % come from the GPU cache, not from the tier." if apart and not both else ""
+    size = f" The {ranged(apart)} % come from the GPU cache, not from the tier." if apart and not both else ""
     whose = "both arms" if both else arm
     yield Finding(
         "warm_cache_contamination",
         "refuse",
         f"The GPU prefix cache was warm: in {whose}, pairs {names}, "
-        f"{_range([run.local_hit_tokens or 0 for run in runs], ',.0f')}{of} are GPU prefix hits{loaded}. "
+        f"{ranged([run.local_hit_tokens or 0 for run in runs], ',.0f')}{of} are GPU prefix hits{loaded}. "
         f"{_lifetimes(results)}{size}{cold}{_repeats(results)}",
         {
             "contaminated_pairs": [pair.name for pair in pairs],
@@ -287,7 +293,7 @@ def _treatment(results: Results) -> Iterator[Finding]:
             "treatment_not_delivered",
             "refuse",
             f"No variant run loaded anything: load 0 B in {len(loads)} of {len(loads)} runs"
-            + (f" (stored {_range([s or 0 for s in stored], ',.0f')} B)" if any(stored) else "")
+            + (f" (stored {ranged([s or 0 for s in stored], ',.0f')} B)" if any(stored) else "")
             + ". What differs between the arms is not what the tier gives.",
             {"load_bytes": loads, "n_pairs": len(results.pairs)},
             "Make the set of prefixes larger than the GPU's KV cache and smaller than the tier, and require load bytes "
@@ -302,45 +308,3 @@ def _treatment(results: Results) -> Iterator[Finding]:
             {"control_load_bytes": control},
             "Start the control without a connector.",
         )
-
-
-def _named(names: Sequence[str]) -> str:
-    """`2-8` for numbers in a row, else a list."""
-    if len(names) > 2 and all(name.isdigit() for name in names):
-        numbers = [int(name) for name in names]
-        if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
-            return f"{numbers[0]}-{numbers[-1]}"
-    return listed(names, 8)
-
-
-def _range(values: Sequence[float], form: str = "+.1f") -> str:
-    low, high = format(min(values), form), format(max(values), form)
-    return low if low == high else f"{low} to {high}"
-
-
-def evidence(results: Results, pairs: Sequence[Pair]) -> tuple[str, dict[str, Any]]:
-    """What proves that the variant had what is tried and the control had not, in words and numbers."""
-    loads = [pair.variant.load_bytes for pair in pairs]
-    hits = [pair.variant.external_hit_tokens for pair in pairs]
-    control = [pair.control.load_bytes for pair in pairs]
-    if not results.proves_loads:
-        return (
-            "What was tried is not proved: these files hold no counters of the server. The difference is real or not; "
-            "what "
-            "made it is not to be known from them.",
-            {},
-        )
-    if not any(loads):
-        return "No load is stated in either arm, so what is tried here is no tier, or it was not proved.", {}
-    known = [load for load in loads if load is not None]
-    each = [hit for hit in hits if hit is not None]
-    none = all(load is None for load in control)
-    absent = "has no connector metrics (null, not 0)" if none else "loaded 0 B"
-    digests = [pair for pair in pairs if pair.control.output_digest and pair.variant.output_digest]
-    equal = f" Answers are equal in {len(digests)} of {len(pairs)} pairs."
-    answers = equal if digests else " Answers were not compared."
-    external = f" and {_range(each, ',.0f')} external hit tokens" if each else ""
-    return (
-        f"Load proof: {_range(known, ',.0f')} B{external} per variant run; the control {absent}.{answers}",
-        {"load_bytes": known, "external_hits": each, "control_load_bytes": control},
-    )

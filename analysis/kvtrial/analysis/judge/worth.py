@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 
 from kvtrial.analysis import effect
+from kvtrial.analysis.judge.evidence import evidence, preempted
 from kvtrial.analysis.judge.plain import percent_differences, plain_numbers
 from kvtrial.analysis.judge.results import Pair, Results
-from kvtrial.analysis.judge.validity import Dropped, dropped, evidence, fatal
+from kvtrial.analysis.judge.validity import Dropped, dropped, fatal
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.words import listed
 from kvtrial.record.verdict import Word
@@ -132,7 +133,7 @@ def _by_effect(
     if comparison.pairs < effect.LEAST_PAIRS:
         return _too_few(results, comparison, numbers, better)
     proof, proved = evidence(results, kept)
-    floor = _floor(results, comparison)
+    floor = _floor(results, comparison) + preempted(kept)
     counts = (
         f"{better} of {comparison.pairs} pairs better"
         if better * 2 >= comparison.pairs

@@ -57,6 +57,10 @@ ORDER = (
     "preemption_intermittent",
     "preemption_shape_unknown",
     "deferred_behind_load",
+    "mixed_interfaces",
+    "tier_below_one_block",
+    "obsolete_key",
+    "unknown_key",
     "tier_smaller_than_gpu_kv",
     "gpu_cache_answered",
     "no_reuse_in_workload",
@@ -75,7 +79,11 @@ _AT_THE_END = ("idle", "no_fault_seen")
 
 
 class Answer(msgspec.Struct, frozen=True, rename={"class_": "class"}):
-    """What is known of one server. `class_`: of the first finding. `settle`: the experiment for what is open."""
+    """What is known of one server. `class_`: of the first finding. `settle`: the experiment for what is open.
+
+    `hazards`: known defects that it shows or meets; `hazards_possible`: those of its version whose configuration is not
+    known.
+    """
 
     schema_version: int
     verdict: Verdict
@@ -83,6 +91,7 @@ class Answer(msgspec.Struct, frozen=True, rename={"class_": "class"}):
     findings: list[Finding]
     server: dict[str, Any] = {}
     hazards: list[HazardHere] = []
+    hazards_possible: list[str] = []
     settle: Experiment | None = None
     notes: list[str] = []
 
@@ -104,7 +113,9 @@ def observe(
     of_log = log.version if log is not None else None
     version = version or (configuration.version if configuration else None) or of_log
     configuration = configuration or (
-        configuration_of_log(log.facts.non_default_args, of_log) if log is not None and pages is not None else None
+        configuration_of_log(log.facts.non_default_args, of_log, log.backend)
+        if log is not None and pages is not None
+        else None
     )
     found: list[Finding] = []
     if pages is not None:
@@ -125,6 +136,7 @@ def observe(
     found = in_order(found)
     if pages is not None and not any(finding.severity == "refuse" for finding in found):
         found += neighbours([finding.class_ for finding in found], pages.main, configuration)
+    known = hazards_here(pages, log, configuration, facts, version)
     share = next((f.numbers.get("share_of_prompt") for f in found if f.class_ == "healthy_tier_serving"), None)
     refused = any(finding.severity == "refuse" for finding in found)
     return Answer(
@@ -133,10 +145,16 @@ def observe(
         found[0].class_ if found else None,
         found,
         _server(pages, configuration, version, facts),
-        hazards_here(pages, log, configuration, facts, version),
-        None if refused else experiment_for([finding.class_ for finding in found], share),
+        [hazard for hazard in known if hazard.state != "possible"],
+        [hazard.id for hazard in known if hazard.state == "possible"],
+        None if refused else experiment_for(_open(found), share),
         pages.notes if pages is not None else [],
     )
+
+
+def _open(found: Sequence[Finding]) -> list[str]:
+    """Classes that may leave a question: a queue that nobody stands in leaves none."""
+    return [one.class_ for one in found if one.class_ != "not_preemption" or one.severity == "warn"]
 
 
 def in_order(found: Sequence[Finding]) -> list[Finding]:
@@ -221,6 +239,18 @@ def _server(
     pages: Pages | None, configuration: Configuration | None, version: str | None, facts: HostFacts | None
 ) -> dict[str, Any]:
     known: dict[str, Any] = {"version": version, "host": facts.host if facts else None}
+    if facts is not None:
+        known |= {
+            "unit_name": facts.unit_name,
+            "driver_version": facts.driver_version,
+            "gpus": [msgspec.to_builtins(gpu) for gpu in facts.gpus],
+            "ram_total_bytes": facts.ram_total_bytes,
+            "ram_available_bytes": facts.ram_available_bytes,
+            "dev_shm_total_bytes": facts.dev_shm_total_bytes,
+            "dev_shm_free_bytes": facts.dev_shm_free_bytes,
+            "cgroup_limit_bytes": facts.cgroup_limit_bytes,
+            "cgroup_used_bytes": facts.cgroup_used_bytes,
+        }
     if configuration is not None:
         known["argv"] = configuration.launch.argv
         known["configuration"] = configuration.source

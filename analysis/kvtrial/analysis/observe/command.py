@@ -12,7 +12,7 @@ from kvtrial.analysis.observe.answer import Answer, observe
 from kvtrial.analysis.observe.client import read_client
 from kvtrial.analysis.observe.configuration import Configuration, configuration_of_host, read_configuration
 from kvtrial.analysis.observe.finding import Finding
-from kvtrial.analysis.observe.live import Seen, watch
+from kvtrial.analysis.observe.live import NoAnswer, Seen, watch
 from kvtrial.analysis.observe.logs import Log, read_log
 from kvtrial.analysis.observe.pages import Pages, read_pages
 from kvtrial.analysis.observe.report import lines_of
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--control", nargs="+", type=Path, metavar="PAGE", help="pages of a server without the setting")
     parser.add_argument("--url", help="a server that runs, such as http://127.0.0.1:8000")
     parser.add_argument("--window", type=duration, default=60.0, metavar="SECONDS", help="how long to watch it; 60")
+    parser.add_argument("--reads", type=int, metavar="N", help="pages of --url; 2, from a window of 45 s on 4")
     parser.add_argument("--log", type=Path, help="the engine's log or journal")
     parser.add_argument("--config", type=Path, help="its launch: YAML as for check, or a `vllm serve` command line")
     parser.add_argument("--arm", help="which arm of --config")
@@ -57,36 +58,33 @@ def command(options: argparse.Namespace) -> int:
     except UnusableInput as error:
         if not options.json:
             raise
-        print(as_json(error_answer(str(error), options)))
+        print(_as_json(error_answer(error, options)))
         return UNUSABLE
-    print(as_json(answer) if options.json else "\n".join(lines_of(answer)))
+    print(_as_json(answer) if options.json else "\n".join(lines_of(answer)))
     return 0
 
 
-def as_json(answer: Answer) -> str:
-    """The answer as JSON."""
+def _as_json(answer: Answer) -> str:
     return msgspec.json.format(msgspec.json.encode(answer), indent=1).decode()
 
 
-def error_answer(sentence: str, options: argparse.Namespace) -> Answer:
+def error_answer(error: UnusableInput, options: argparse.Namespace) -> Answer:
     """The answer where the input can't be used."""
+    sentence = str(error)
     of_pages = bool(options.metrics or options.url) and not _is_about_another_file(sentence, options)
-    return Answer(
-        1,
-        "error",
-        "not_vllm_metrics" if of_pages else "unusable_input",
-        [
-            Finding(
-                "not_vllm_metrics" if of_pages else "unusable_input",
-                "refuse",
-                sentence,
-                {},
-                "Fetch http://<host>:<port>/metrics of the vLLM server itself, whole, without a proxy in between."
-                if of_pages
-                else "Mend the input and type the same again.",
-            )
-        ],
+    class_ = (
+        "server_does_not_answer"
+        if isinstance(error, NoAnswer)
+        else "not_vllm_metrics"
+        if of_pages
+        else "unusable_input"
     )
+    do = {
+        "server_does_not_answer": "Look whether the process lives (`systemctl status`), and at the end of its log.",
+        "not_vllm_metrics": "Fetch http://<host>:<port>/metrics of the vLLM server itself, whole, without a proxy.",
+        "unusable_input": "Mend the input and type the same again.",
+    }[class_]
+    return Answer(1, "error", class_, [Finding(class_, "refuse", sentence, {}, do)])
 
 
 def answer_of(options: argparse.Namespace) -> Answer:
@@ -94,20 +92,26 @@ def answer_of(options: argparse.Namespace) -> Answer:
     _refuse_nothing(options)
     facts = read_host_facts(options.host) if options.host else None
     log = _log(options.log, options.vllm) if options.log else None
-    seen = watch(options.url, options.window, api_key=os.environ.get(API_KEY)) if options.url else None
+    seen = _seen(options) if options.url else None
     stated = options.vllm or (seen.version if seen else None) or (facts.vllm_version if facts else None)
     if stated is not None:
         release(stated)
     known = stated or (log.version if log else None)
-    pages = _pages(options, seen, known, facts)
+    pages = _pages(options, seen, known, facts, log)
     connector = None if pages is None else pages.main.last.values.get("store_bytes") is not None
     configuration = _configuration(options, facts, known, connector)
     if known is None and configuration is not None and configuration.version and pages is not None:
         known = configuration.version
-        pages = _pages(options, seen, known, facts)
+        pages = _pages(options, seen, known, facts, log)
     control = _read(options.control, known, options.interval) if options.control else None
     client = read_client(options.client) if options.client else None
     return observe(pages, control, log, configuration, facts, client, known)
+
+
+def _seen(options: argparse.Namespace) -> Seen:
+    if options.reads is not None and options.reads < 2:
+        raise UnusableInput(f"--reads {options.reads} is too few; give 2 or more.")
+    return watch(options.url, options.window, options.reads, api_key=os.environ.get(API_KEY))
 
 
 def _refuse_nothing(options: argparse.Namespace) -> None:
@@ -123,9 +127,10 @@ def _refuse_nothing(options: argparse.Namespace) -> None:
 
 
 def _pages(
-    options: argparse.Namespace, seen: Seen | None, version: str | None, facts: HostFacts | None
+    options: argparse.Namespace, seen: Seen | None, version: str | None, facts: HostFacts | None, log: Log | None
 ) -> Pages | None:
-    backend = "cpu" if facts is not None and any(name.startswith("VLLM_CPU_") for name in facts.env) else None
+    of_host = facts is not None and any(name.startswith("VLLM_CPU_") for name in facts.env)
+    backend = "cpu" if of_host or (log is not None and log.backend == "cpu") else None
     if seen is not None:
         pages = read_pages(seen.pages, version, seen.interval_seconds, backend)
         return msgspec.structs.replace(pages, notes=[*pages.notes, *seen.notes, *_another_model(pages, seen)])

@@ -19,6 +19,7 @@ from kvtrial.record.launch import ArmLaunch, ParsedArgs, async_scheduling, parse
 from kvtrial.record.observed import HostFacts, redacted_argv, redacted_env
 
 _NOT_FOR_A_RUNNING_ONE = {"gpu_kv_not_pinned", "kv_layout_differs", "tier_leaves_no_room", "driver_not_judged"}
+_TRANSFER_PRINTED = ("kv_connector", "kv_role", "kv_connector_extra_config", "kv_load_failure_policy")
 _SAID_BY_EXPOSURE = {"dev_mode_exposed", "non_loopback_bind"}
 """Where a server listens is judged with its sockets and routes, apart."""
 
@@ -84,17 +85,19 @@ def configuration_of_host(facts: HostFacts, version: str | None = None) -> Confi
     )
 
 
-def configuration_of_log(non_default_args: str | None, version: str | None) -> Configuration | None:
+def configuration_of_log(
+    non_default_args: str | None, version: str | None, backend: Backend = "cuda"
+) -> Configuration | None:
     """The configuration that a log's start prints as 'non-default args'; None where it can't be read."""
     if not non_default_args:
         return None
-    plain = re.sub(r"KVTransferConfig\(.*\)(?=[,}])", "None", non_default_args)
     try:
-        given = ast.literal_eval(plain)
+        tree = ast.parse(non_default_args, mode="eval").body
     except (ValueError, SyntaxError):
         return None
-    if not isinstance(given, dict):
+    if not isinstance(tree, ast.Dict):
         return None
+    given = {str(_literal(key)): _literal(value) for key, value in zip(tree.keys, tree.values, strict=True)}
     argv = [str(given.get("model_tag") or given.get("model") or "model")]
     for name, value in given.items():
         option = f"--{str(name).replace('_', '-')}"
@@ -108,7 +111,20 @@ def configuration_of_log(non_default_args: str | None, version: str | None) -> C
             argv += [option, *map(str, value)]
         else:
             argv += [option, f"{value:g}" if isinstance(value, float) else str(value)]
-    return Configuration(ArmLaunch(redacted_argv(argv), {}), "the log's start", version)
+    return Configuration(ArmLaunch(redacted_argv(argv), {}), "the log's start", version, backend)
+
+
+def _literal(node: ast.expr | None) -> Any:
+    """A printed value; a printed KVTransferConfig as the mapping it was made from, any other object as None."""
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Name) and node.func.id == "KVTransferConfig":
+            printed = {word.arg: _literal(word.value) for word in node.keywords}
+            return {name: printed[name] for name in _TRANSFER_PRINTED if printed.get(name)}
+        return None
+    try:
+        return None if node is None else ast.literal_eval(node)
+    except (ValueError, SyntaxError):
+        return None
 
 
 def told_by_configuration(configuration: Configuration, version: str | None) -> Told:

@@ -18,10 +18,14 @@ _OF_HOST = ("ram_total_bytes", "ram_available_bytes", "dev_shm_total_bytes", "de
 
 
 class HazardHere(msgspec.Struct, frozen=True):
-    """A known defect that this server shows (seen), meets (applies, guarded) or may meet (possible)."""
+    """A known defect that this server shows (seen), meets (applies, guarded) or may meet (possible).
+
+    `guarded`: its guard is set, so it does no harm.
+    """
 
     id: str
     state: str
+    guarded: bool
     action: str
     about: str
     title: str
@@ -57,6 +61,7 @@ def hazards_here(
         HazardHere(
             one.hazard.id,
             one.state,
+            one.state == "guarded",
             one.hazard.action,
             one.hazard.about,
             one.hazard.title,

@@ -18,6 +18,10 @@ LEAST_SECONDS_FOR_FOUR_READS = 45.0
 _TIMEOUT_SECONDS = 10.0
 
 
+class NoAnswer(UnusableInput):
+    """A server did not answer at all."""
+
+
 class Seen(msgspec.Struct, frozen=True):
     """What a live server answered. `interval_seconds`: between pages, as measured."""
 
@@ -89,7 +93,7 @@ def _page(client: httpx.Client, base: str) -> str:
                     )
     except httpx.HTTPError as error:
         reason = str(error) or type(error).__name__
-        raise UnusableInput(
+        raise NoAnswer(
             f"{address} does not answer ({reason}); is the server up and is this its address? Its log says more "
             "(--log FILE)."
         ) from None

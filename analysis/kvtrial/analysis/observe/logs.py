@@ -2,26 +2,27 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from kvtrial.analysis.observe.capacity import Told
+from kvtrial.analysis.observe.configuration import configuration_of_log, told_by_configuration
 from kvtrial.analysis.observe.deadlocks import known_deadlocks, named
 from kvtrial.analysis.observe.finding import Finding
-from kvtrial.analysis.observe.preemption import LEAST_INTERVALS, PRESSURE_SHARE, shape_of
-from kvtrial.analysis.observe.words import listed, plural, seconds, span, whole
+from kvtrial.analysis.observe.loglines import STUCK_LEAST_LINES, by_lines, longest_stuck
+from kvtrial.analysis.observe.words import plural, span, whole
 from kvtrial.record.enginelog import Diagnosis, EngineFacts, diagnose, engine_facts
 from kvtrial.record.hazards import watch_log
 from kvtrial.record.oom import MemoryCounters, tell_apart
 from kvtrial.record.statuslines import StatusLine, interval_seconds, status_lines
 from kvtrial.record.versions import outside_read_range
 
-STUCK_LEAST_LINES = 3
 _MACHINE_PREEMPTION = re.compile(
     r"(?i)\b(spot|instance|node|pod|slurm\w*|kubelet|job)\b[^\n]*\bpreempt(ed|ion|ing)?\b|"
     r"\bpreempt(ed|ion|ing)?\b[^\n]*\b(spot|instance|node|pod|slurm\w*|kubelet)\b"
 )
+_CPU_ENGINE = re.compile(r"CPU KV cache (?:size|usage)|device_config=cpu\b")
 _NO_COUNTERS = MemoryCounters(None, None, None)
 
 
@@ -33,6 +34,11 @@ class Log(msgspec.Struct, frozen=True):
     facts: EngineFacts
     diagnosis: Diagnosis | None
     status: dict[str, list[StatusLine]]
+
+    @property
+    def backend(self) -> Literal["cpu", "cuda"]:
+        """Whether it is the CPU engine's: its lines name the device of the KV cache."""
+        return "cpu" if _CPU_ENGINE.search(self.text) else "cuda"
 
     @property
     def lines(self) -> list[StatusLine]:
@@ -57,7 +63,8 @@ def log_findings(log: Log) -> Iterator[Finding]:
     yield from _not_pinned(log)
     yield from _watched(log)
     if log.diagnosis is None:
-        yield from _status(log)
+        yield from by_lines(log.status)
+        yield from _nothing_periodic(log)
 
 
 def told_by(log: Log) -> Told:
@@ -110,8 +117,20 @@ def _dead(log: Log) -> Iterator[Finding]:
             "preemptions_last_interval": before[-1].preemptions,
             "kv_usage_percent": before[-1].kv_usage_percent,
         }
+    if found.class_ == "dev_shm_shortage" and (size := _tier_bytes(log)):
+        said.append(f"The tier asked for is {size:,.0f} B ({size / 2**30:.1f} GiB), a file in /dev/shm from 0.27 on.")
+        numbers |= {"tier_bytes": size}
+    if found.class_ == "cuda_oom_runtime" and "EngineDeadError" in log.text:
+        said.append(
+            "The engine is dead by it (EngineDeadError): every request fails from then on, and the run is invalid."
+        )
     said.append(f"({_version(log)}, line {found.line_number}: {_short(found.evidence_line)})")
     yield Finding(found.class_, "warn", " ".join(part for part in said if part), numbers, found.fix)
+
+
+def _tier_bytes(log: Log) -> float | None:
+    configuration = configuration_of_log(log.facts.non_default_args, log.version)
+    return told_by_configuration(configuration, log.version).tier_bytes if configuration is not None else None
 
 
 def _load_before(line: StatusLine, class_: str, each: float) -> str:
@@ -131,7 +150,7 @@ def _load_before(line: StatusLine, class_: str, each: float) -> str:
 
 def _stuck(log: Log) -> Iterator[Finding]:
     for engine, lines in log.status.items():
-        run = _longest_stuck(lines)
+        run = longest_stuck(lines)
         if len(run) < STUCK_LEAST_LINES:
             continue
         each = interval_seconds(lines)
@@ -169,19 +188,6 @@ def _stuck(log: Log) -> Iterator[Finding]:
             "with "
             "waiting > 0 instead of /health.",
         )
-
-
-def _longest_stuck(lines: list[StatusLine]) -> list[StatusLine]:
-    best: list[StatusLine] = []
-    run: list[StatusLine] = []
-    for line in lines:
-        still = not line.prompt_tokens_per_second and not line.generation_tokens_per_second
-        if line.running == 0 and (line.waiting or 0) > 0 and still:
-            run.append(line)
-            best = run if len(run) > len(best) else best
-        else:
-            run = []
-    return best
 
 
 def _not_pinned(log: Log) -> Iterator[Finding]:
@@ -222,41 +228,7 @@ def _watched(log: Log) -> Iterator[Finding]:
         )
 
 
-def _status(log: Log) -> Iterator[Finding]:
-    for engine, lines in log.status.items():
-        about = f"engine {engine}" if len(log.status) > 1 else None
-        if len(_longest_stuck(lines)) >= STUCK_LEAST_LINES:
-            continue
-        preempted = [line.preemptions or 0.0 for line in lines]
-        usage = [line.kv_usage_percent for line in lines if line.kv_usage_percent is not None]
-        waiting = [line.waiting or 0.0 for line in lines]
-        running = [line.running or 0.0 for line in lines]
-        if sum(preempted):
-            yield _preempting(lines, preempted, usage, running, waiting, about)
-        elif max(waiting) > 0:
-            yield _queueing(lines, usage, running, waiting, about)
-        elif max(running) == 0 or not any(line.generation_tokens_per_second for line in lines[1:] or lines):
-            yield Finding(
-                "idle",
-                "info",
-                f"The server is idle, not stuck: Waiting 0 on every line, so nobody is kept waiting ({len(lines)} "
-                f"lines, "
-                f"Running {span(running)}).",
-                {"lines": len(lines), "waiting": 0, "running": span(running)},
-                "Nothing.",
-                about=about,
-            )
-        else:
-            yield Finding(
-                "no_fault_seen",
-                "info",
-                f"Nothing wrong is seen in {len(lines)} periodic lines: Running {span(running)}, Waiting 0"
-                + (f", KV usage {span(usage, '.1f')} %" if usage else "")
-                + ".",
-                {"lines": len(lines), "running": span(running), "waiting": 0},
-                "Nothing.",
-                about=about,
-            )
+def _nothing_periodic(log: Log) -> Iterator[Finding]:
     if not log.status and log.facts.engine_version is not None:
         yield Finding(
             "no_fault_seen",
@@ -266,79 +238,6 @@ def _status(log: Log) -> Iterator[Finding]:
             "Give the part of the log in which the server misbehaves.",
             "unknown",
         )
-
-
-def _preempting(
-    lines: list[StatusLine],
-    preempted: list[float],
-    usage: list[float],
-    running: list[float],
-    waiting: list[float],
-    about: str | None,
-) -> Finding:
-    shape = shape_of(preempted)
-    near = [line.kv_usage_percent for line in lines if line.preemptions and line.kv_usage_percent is not None]
-    each = interval_seconds(lines)
-    counted = (
-        f"{whole(sum(preempted))} preemptions in {len(lines)} lines ({len(lines) * each:.0f} s; the log counts them by "
-        f"interval: {listed([whole(value) for value in preempted], 12)})"
-    )
-    low = bool(near) and max(near) < 100 * PRESSURE_SHARE and max(waiting) == 0
-    class_, do = {
-        "burst": ("preemption_single_burst", "Don't resize on this evidence; look at what arrived then."),
-        "continuous": (
-            "preemption_continuous",
-            "Cap the concurrency near what runs, or give more KV memory, or shorten contexts.",
-        ),
-        "ongoing": ("preemption_ongoing", "Watch on: a burst ends by itself, a shortage does not."),
-        "intermittent": ("preemption_intermittent", "Compare with what arrived in these intervals."),
-        "unknown": ("preemption_shape_unknown", f"Give at least {LEAST_INTERVALS} lines around it."),
-    }[shape]
-    pressure = f"KV usage {span(near, '.1f')} % where they happened" if near else "KV usage is not printed"
-    if low:
-        class_ = "preemption_not_from_kv_pressure"
-        do = "Look for calls of /reset_prefix_cache with reset_running_requests=true around these lines."
-        pressure += ", so not from a full KV cache"
-    ends = {"burst": ": one burst, and it is over", "continuous": ", in every interval"}.get(shape, "")
-    return Finding(
-        class_,
-        "info" if shape == "burst" and not low else "warn",
-        f"{counted}{ends}. {pressure}; Running {span(running)}, Waiting {span(waiting)}. It is no out-of-memory error.",
-        {"delta": sum(preempted), "per_interval": preempted, "kv_usage_percent": near},
-        do,
-        "inferred" if low else "seen",
-        about,
-    )
-
-
-def _queueing(
-    lines: list[StatusLine], usage: list[float], running: list[float], waiting: list[float], about: str | None
-) -> Finding:
-    deferred = max((line.deferred or 0.0) for line in lines)
-    top = f", KV usage up to {max(usage):g} %" if usage else ""
-    if deferred and deferred >= max(waiting) / 2:
-        return Finding(
-            "deferred_behind_load",
-            "warn",
-            f"Requests wait for a load or another passing constraint, not for room: Waiting up to "
-            f"{whole(max(waiting))}, "
-            f"Deferred up to {whole(deferred)}, Running {span(running)}{top}; tokens keep coming, so nothing is stuck.",
-            {"waiting": max(waiting), "deferred": deferred, "running": span(running)},
-            "Compare time to first token with the connector off; keep requests that share a long beginning from "
-            "arriving "
-            "together while it is loaded.",
-            "inferred",
-            about,
-        )
-    return Finding(
-        "not_preemption",
-        "warn",
-        f"Requests queue and none is preempted: Waiting up to {whole(max(waiting))}, Running {span(running)}{top}, no "
-        f"'Preemptions:' on {len(lines)} lines ({seconds(len(lines) * interval_seconds(lines))}).",
-        {"waiting": max(waiting), "running": span(running), "delta": 0},
-        "More seats (--max-num-seqs) where KV usage leaves room, else more KV memory or a replica.",
-        about=about,
-    )
 
 
 def _short(line: str) -> str:

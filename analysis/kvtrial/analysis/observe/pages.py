@@ -18,6 +18,7 @@ from kvtrial.record.versions import outside_read_range
 _TIMESTAMP = re.compile(
     r"^vllm:[^\n]*[} ](?:[-+]?[0-9.]+(?:e[-+]?[0-9]+)?|NaN|[+-]Inf) [0-9]{9,}(?:\.[0-9]+)?$", re.M | re.I
 )
+_NEVER_NEGATIVE = ("_total", "_count")
 _HARMLESS_SIGNS: dict[str, Callable[[str], bool]] = {
     "sample timestamps": lambda text: bool(_TIMESTAMP.search(text)),
     "an OpenMetrics end mark (# EOF)": lambda text: text.rstrip().endswith("# EOF"),
@@ -121,11 +122,17 @@ def caveats(pages: Pages) -> Finding | None:
     if pages.harmless:
         parts.append(f"{listed(pages.harmless)}: read as usual, the values are the same")
     lost = f" Unknown, which is not zero: {listed(unknown)}." if unknown else ""
+    absent = [role for role in _SAID if main.last.values.get(role) is None and role not in unknown]
+    if absent:
+        lost += f" Not exported here, which is not zero either: {listed(absent)}."
+    bare = [role for role in _SAID if main.last.values.get(role) == 0 and not main.last.per_engine.get(role)]
+    if bare:
+        lost += f" Declared without a sample, which is 0: {listed(bare)}."
     return Finding(
         "parsed_with_caveats",
         "warn" if pages.odd else "info",
         f"The page was read, with caveats: {'; '.join(parts)}.{lost} {_summary(main)}",
-        _numbers(main) | {"caveats": len(pages.odd), "unknown": unknown},
+        _numbers(main) | {"caveats": len(pages.odd), "unknown": unknown, "not_exported": absent},
         "Fetch the server's own /metrics, whole and without a relay, where a value is unknown."
         if pages.odd
         else "Nothing.",
@@ -168,9 +175,9 @@ def _not_finite(pages: Sequence[Page]) -> list[str]:
         for page in pages
         for name, samples in page.samples.items()
         for sample in samples
-        if not math.isfinite(sample.value)
+        if not math.isfinite(sample.value) or (sample.value < 0 and name.endswith(_NEVER_NEGATIVE))
     }
-    return [f"{name} is {value}; unknown, and not used here" for name, value in found.items()]
+    return [f"{name} is {value:g}; unknown, and not used here" for name, value in found.items()]
 
 
 def _numbers(window: Window) -> dict[str, Any]:

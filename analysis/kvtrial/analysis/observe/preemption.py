@@ -1,88 +1,19 @@
 """What the preemption counters really say: how many, when, whose, and under which pressure."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
-
-import msgspec
+from typing import Any
 
 from kvtrial.analysis.observe.finding import Confidence, Finding
+from kvtrial.analysis.observe.shapes import LEAST_INTERVALS, Concentration, Shape, concentration_of, shape_of
 from kvtrial.analysis.observe.window import Window, fits_tokens
 from kvtrial.analysis.observe.words import percent, plural, seconds, span, whole
 
-Shape = Literal["burst", "continuous", "ongoing", "intermittent", "unknown"]
-
 PRESSURE_SHARE = 0.9
 """KV usage from which a page counts as under pressure."""
-LEAST_INTERVALS = 3
-CONTINUOUS_SHARE = 0.75
-HEAVY_REQUESTS_SHARE = 0.10
-HEAVY_LEAST_MEAN = 3.0
 ONE_ENGINE_SHARE = 0.9
 LEAST_FOR_ONE_ENGINE = 10
 ROOM_TO_KEEP = (0.85, 0.97)
 """Share of the requests that ran at full KV cache which is advised as a cap: the rest is room for their growth."""
-
-
-class Concentration(msgspec.Struct, frozen=True):
-    """How preemptions lie over the requests that ended.
-
-    `heavy`: those with two or more; `heavy_least`: at least how many of the preemptions are theirs.
-    """
-
-    requests: float
-    preemptions: float
-    heavy: float
-    heavy_least: float
-
-    @property
-    def concentrated(self) -> bool:
-        """Few requests carry most of it, each several times."""
-        return (
-            self.heavy > 0
-            and self.heavy <= HEAVY_REQUESTS_SHARE * self.requests
-            and self.heavy_least >= 0.5 * self.preemptions
-            and self.heavy_least >= HEAVY_LEAST_MEAN * self.heavy
-        )
-
-
-def shape_of(per_interval: Sequence[float]) -> Shape:
-    """A burst that is over, continuous, still going on at the end, now and then, or unknown (under three intervals)."""
-    if len(per_interval) < LEAST_INTERVALS:
-        return "unknown"
-    active = [index for index, count in enumerate(per_interval) if count > 0]
-    if not active:
-        return "unknown"
-    over = active[-1] < len(per_interval) - 1
-    together = active[-1] - active[0] + 1 == len(active)
-    if len(active) >= CONTINUOUS_SHARE * len(per_interval) and not over:
-        return "continuous"
-    if together and over and len(active) <= (len(per_interval) + 1) // 2:
-        return "burst"
-    return "ongoing" if together and not over else "intermittent"
-
-
-def concentration_of(window: Window) -> Concentration | None:
-    """From the histogram of preemptions by request (0.30 and newer); None where it is not exported."""
-    role = "request_preemptions"
-    after, before = window.last.buckets.get(role), window.first.buckets.get(role, {})
-    requests, preemptions = window.rise("request_preemptions_count"), window.rise("request_preemptions_sum")
-    if not after or not requests or preemptions is None:
-        return None
-    if window.since_start:
-        before = {}
-    bounds = sorted(after, key=_bound)
-    risen = [after[bound] - before.get(bound, 0.0) for bound in bounds]
-    heavy = heavy_least = 0.0
-    for index, bound in enumerate(bounds):
-        inside = risen[index] - (risen[index - 1] if index else 0.0)
-        below = _bound(bounds[index - 1]) if index else 0.0
-        if _bound(bound) > 1 and inside > 0:
-            heavy += inside
-            # A bucket (below, bound] holds requests of at least the next whole number.
-            heavy_least += inside * (below + 1)
-    # The first bucket holds 0 and 1, so what it can carry at most is one each; the rest is the others' for sure.
-    light_most = max(0.0, requests - heavy)
-    return Concentration(requests, preemptions, heavy, max(heavy_least, preemptions - light_most))
 
 
 def preemption(window: Window) -> Iterator[Finding]:
@@ -129,10 +60,6 @@ def _one_engine(window: Window, count: float) -> str | None:
         return None
     engine = max(by_engine, key=lambda name: by_engine[name])
     return engine if by_engine[engine] >= ONE_ENGINE_SHARE * count else None
-
-
-def _bound(text: str) -> float:
-    return float(text)
 
 
 def _numbers(window: Window, count: float) -> dict[str, Any]:
@@ -340,6 +267,7 @@ def _concentrated(window: Window, count: float, found: Concentration, numbers: d
         },
         "Look at the lengths of these few requests first: give them a limit, a server of their own, or "
         "--long-prefill-token-threshold. Resizing for all would be paid by those who have no trouble.",
+        confidence="seen" if found.proved else "inferred",
         about=window.about,
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-_RUN = "ansible-playbook experiment.yml -i inventories/<fleet>"
+_RUN = ".venv/bin/ansible-playbook experiment.yml -i inventories/<fleet>"
 _PLACE = "On a host like this one that serves nobody (kvtrial_host_may_be_disturbed: true)."
 
 
@@ -25,7 +25,7 @@ _BY_CLASS: dict[str, tuple[str, str]] = {
     "preemption_intermittent": ("At which concurrency does it begin?", f"{_RUN} -e protocol=preemption_ladder"),
     "preemption_concentrated": (
         "Do shorter inputs or outputs take it away?",
-        f"{_RUN} -e protocol=preemption_ladder",
+        f"{_RUN} -e protocol=preemption_ladder -e arms=shorter_inputs,less_reserve",
     ),
     "not_preemption": (
         "Do more seats move this queue into preemptions?",

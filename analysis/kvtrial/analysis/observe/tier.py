@@ -13,9 +13,10 @@ from kvtrial.analysis.observe.words import gigabytes_per_second, percent, plural
 GPU_ANSWERS_SHARE = 0.10
 """Share of prompt tokens found in the GPU's own cache from which that cache counts as what answers."""
 PAGEABLE_BYTES_PER_SECOND = 6e9
-"""Below it a copy over PCIe looks like pageable memory: pinned ones were seen at 21 to 40 GB/s on an H200."""
+"""Below it a copy over PCIe looks like pageable memory: pinned ones were seen at 21 to 45 GB/s."""
 SERVES_SHARE = 0.01
 """Share of prompt tokens from which a tier that is not larger than the GPU's KV cache counts as serving."""
+FEW_REQUESTS = 20
 LEAST_BYTES_JUDGED = 100e6
 LEAST_OPERATION_BYTES = 1e6
 
@@ -81,6 +82,7 @@ def tier(window: Window, told: Told | None = None) -> Iterator[Finding]:
         if sizes.tier_not_larger and (flow.external_hits or 0) < SERVES_SHARE * (flow.prompt or 0):
             yield _mirror(window, flow, sizes)
         yield _serving(window, flow, sizes)
+        yield from _reset_kept(window, flow)
         return
     if sizes.tier_not_larger and (flow.store or flow.external_queries):
         yield _mirror(window, flow, sizes)
@@ -224,7 +226,7 @@ def _no_reuse(window: Window, flow: Traffic, sizes: Sizes, share: float) -> Find
     why = (
         "prefix caching is off (enable_prefix_caching=False), so no prefix is ever looked up"
         if off
-        else "no prompt begins like an earlier one: another beginning (a date, a user's name, a session id in front), "
+        else "no prompt begins like an earlier one: another beginning (a date, a user's name or a random id in front), "
         "another cache_salt, or another model name by request"
     )
     tier = (
@@ -233,12 +235,18 @@ def _no_reuse(window: Window, flow: Traffic, sizes: Sizes, share: float) -> Find
         else " How large the tier is these pages don't say; a set that comes back only after the tier has evicted it "
         "looks the same."
     )
+    ended = window.finished
+    few = (
+        f" Only {plural(ended, 'request')} ended in the window, so a longer one may show some."
+        if ended is not None and ended < FEW_REQUESTS
+        else ""
+    )
     return Finding(
         "no_reuse_in_workload",
         "info",
         f"Store {signed_bytes(flow.store or 0)}, load 0 B {window.during}; GPU prefix hits "
         f"{whole(flow.local_hits or 0)} of {whole(flow.prompt or 0)} prompt tokens ({percent(share)}), the tier was "
-        f"{asked}. Nothing in this load comes back: {why}.{tier} Storing costs copies and gives nothing here.",
+        f"{asked}. Nothing in this load comes back: {why}.{tier}{few} Storing costs copies and gives nothing here.",
         flow.numbers(window)
         | {"tier_tokens": sizes.tier_tokens, "gpu_kv_tokens": sizes.gpu_tokens, "tier_bytes": sizes.tier_bytes},
         "Compare the first tokens and the cache_salt of two requests that should share a beginning. If none should, "
@@ -247,6 +255,25 @@ def _no_reuse(window: Window, flow: Traffic, sizes: Sizes, share: float) -> Find
         "seen" if larger or off else "inferred",
         window.about,
     )
+
+
+def _reset_kept(window: Window, flow: Traffic) -> Iterator[Finding]:
+    resets = window.rise("http_reset_prefix_cache_calls")
+    if resets and flow.external_hits and not window.since_start:
+        yield Finding(
+            "reset_kept_the_tier",
+            "warn",
+            f"/reset_prefix_cache was called {plural(resets, 'time')} {window.during} and the tier still gave "
+            f"{whole(flow.external_hits)} tokens: without reset_external=true it clears the GPU's cache alone "
+            f"(#57727), and "
+            "OffloadingConnector heeds that only from 0.22. What was measured as cold was warm.",
+            {"reset_calls": resets, "external_hits": flow.external_hits},
+            "Use a new cache_salt for what must be cold, or reset_external=true (0.22 and newer) and read success in "
+            "the "
+            "answer's body (0.26 and newer).",
+            "inferred",
+            window.about,
+        )
 
 
 def _failed_stores(window: Window) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ _SHOWN_FIRST = ("prompt_tokens", "generation_tokens", "load_bytes", "store_bytes
 
 def counter_reset(window: Window) -> Iterator[Finding]:
     """A restart or a fall of counters within the window: nothing that rose in it means anything."""
-    step = restarted_at(window)
+    step = None if window.since_start else restarted_at(window)
     if step is None:
         return
     before, after = window.readings[step], window.readings[step + 1]

@@ -28,7 +28,7 @@ def neighbours(classes: Sequence[str], window: Window, configuration: Configurat
             f"price "
             "in precision that has to be measured.",
             {"cache_dtype": dtype},
-            "Try --kv-cache-dtype fp8 as an arm of the preemption ladder; it compares answers too.",
+            "Try it: -e protocol=preemption_ladder -e arms=fp8_kv. Answers are compared there too.",
             "inferred",
             window.about,
         )

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import msgspec
 
+from kvtrial.analysis.observe.words import seconds
 from kvtrial.record.exposition import Delta, Reading, created_anew, delta
 from kvtrial.record.fingerprint import VersionRange
 
@@ -76,7 +77,7 @@ class Window(msgspec.Struct, frozen=True):
         if self.since_start:
             return "since the server's start"
         length = self.seconds
-        return f"in {length:g} s" if length else "in the window"
+        return f"in {seconds(length)}" if length else "in the window"
 
 
 def sum_known(values: dict[str, float | None], prefix: str) -> float | None:

@@ -1,0 +1,136 @@
+"""What the engine's periodic log lines show: a standstill, preemptions by interval, a queue, nothing. Pure."""
+
+from collections.abc import Iterator
+
+from kvtrial.analysis.observe.finding import Finding
+from kvtrial.analysis.observe.preemption import PRESSURE_SHARE
+from kvtrial.analysis.observe.shapes import LEAST_INTERVALS, shape_of
+from kvtrial.analysis.observe.words import listed, seconds, span, whole
+from kvtrial.record.statuslines import StatusLine, interval_seconds
+
+STUCK_LEAST_LINES = 3
+
+
+def longest_stuck(lines: list[StatusLine]) -> list[StatusLine]:
+    """The longest row of lines on which nothing runs, requests wait and no token comes."""
+    best: list[StatusLine] = []
+    run: list[StatusLine] = []
+    for line in lines:
+        still = not line.prompt_tokens_per_second and not line.generation_tokens_per_second
+        if line.running == 0 and (line.waiting or 0) > 0 and still:
+            run.append(line)
+            best = run if len(run) > len(best) else best
+        else:
+            run = []
+    return best
+
+
+def by_lines(status: dict[str, list[StatusLine]]) -> Iterator[Finding]:
+    """Findings of the periodic lines, engine by engine; none for an engine that stands still."""
+    for engine, lines in status.items():
+        about = f"engine {engine}" if len(status) > 1 else None
+        if len(longest_stuck(lines)) >= STUCK_LEAST_LINES:
+            continue
+        preempted = [line.preemptions or 0.0 for line in lines]
+        usage = [line.kv_usage_percent for line in lines if line.kv_usage_percent is not None]
+        waiting = [line.waiting or 0.0 for line in lines]
+        running = [line.running or 0.0 for line in lines]
+        if sum(preempted):
+            yield _preempting(lines, preempted, usage, running, waiting, about)
+        elif max(waiting) > 0:
+            yield _queueing(lines, usage, running, waiting, about)
+        elif max(running) == 0 or not any(line.generation_tokens_per_second for line in lines[1:] or lines):
+            yield Finding(
+                "idle",
+                "info",
+                f"The server is idle, not stuck: Waiting 0 on every line, so nobody is kept waiting ({len(lines)} "
+                f"lines, "
+                f"Running {span(running)}).",
+                {"lines": len(lines), "waiting": 0, "running": span(running)},
+                "Nothing.",
+                about=about,
+            )
+        else:
+            yield Finding(
+                "no_fault_seen",
+                "info",
+                f"Nothing wrong is seen in {len(lines)} periodic lines: Running {span(running)}, Waiting 0"
+                + (f", KV usage {span(usage, '.1f')} %" if usage else "")
+                + ".",
+                {"lines": len(lines), "running": span(running), "waiting": 0},
+                "Nothing.",
+                about=about,
+            )
+
+
+def _preempting(
+    lines: list[StatusLine],
+    preempted: list[float],
+    usage: list[float],
+    running: list[float],
+    waiting: list[float],
+    about: str | None,
+) -> Finding:
+    shape = shape_of(preempted)
+    near = [line.kv_usage_percent for line in lines if line.preemptions and line.kv_usage_percent is not None]
+    each = interval_seconds(lines)
+    counted = (
+        f"{whole(sum(preempted))} preemptions in {len(lines)} lines ({len(lines) * each:.0f} s; the log counts them by "
+        f"interval: {listed([whole(value) for value in preempted], 12)})"
+    )
+    low = bool(near) and max(near) < 100 * PRESSURE_SHARE and max(waiting) == 0
+    class_, do = {
+        "burst": ("preemption_single_burst", "Don't resize on this evidence; look at what arrived then."),
+        "continuous": (
+            "preemption_continuous",
+            "Cap the concurrency near what runs, or give more KV memory, or shorten contexts.",
+        ),
+        "ongoing": ("preemption_ongoing", "Watch on: a burst ends by itself, a shortage does not."),
+        "intermittent": ("preemption_intermittent", "Compare with what arrived in these intervals."),
+        "unknown": ("preemption_shape_unknown", f"Give at least {LEAST_INTERVALS} lines around it."),
+    }[shape]
+    pressure = f"KV usage {span(near, '.1f')} % where they happened" if near else "KV usage is not printed"
+    if low:
+        class_ = "preemption_not_from_kv_pressure"
+        do = "Look for calls of /reset_prefix_cache with reset_running_requests=true around these lines."
+        pressure += ", so not from a full KV cache"
+    ends = {"burst": ": one burst, and it is over", "continuous": ", in every interval"}.get(shape, "")
+    return Finding(
+        class_,
+        "info" if shape == "burst" and not low else "warn",
+        f"{counted}{ends}. {pressure}; Running {span(running)}, Waiting {span(waiting)}. It is no out-of-memory error.",
+        {"delta": sum(preempted), "per_interval": preempted, "kv_usage_percent": near},
+        do,
+        "inferred" if low else "seen",
+        about,
+    )
+
+
+def _queueing(
+    lines: list[StatusLine], usage: list[float], running: list[float], waiting: list[float], about: str | None
+) -> Finding:
+    deferred = max((line.deferred or 0.0) for line in lines)
+    top = f", KV usage up to {max(usage):g} %" if usage else ""
+    if deferred and deferred >= max(waiting) / 2:
+        return Finding(
+            "deferred_behind_load",
+            "warn",
+            f"Requests wait for a load or another passing constraint, not for room: Waiting up to "
+            f"{whole(max(waiting))}, "
+            f"Deferred up to {whole(deferred)}, Running {span(running)}{top}; tokens keep coming, so nothing is stuck.",
+            {"waiting": max(waiting), "deferred": deferred, "running": span(running)},
+            "Compare time to first token with the connector off; keep requests that share a long beginning from "
+            "arriving "
+            "together while it is loaded.",
+            "inferred",
+            about,
+        )
+    return Finding(
+        "not_preemption",
+        "warn",
+        f"Requests queue and none is preempted: Waiting up to {whole(max(waiting))}, Running {span(running)}{top}, no "
+        f"'Preemptions:' on {len(lines)} lines ({seconds(len(lines) * interval_seconds(lines))}).",
+        {"waiting": max(waiting), "running": span(running), "delta": 0},
+        "More seats (--max-num-seqs) where KV usage leaves room, else more KV memory or a replica.",
+        about=about,
+    )
