@@ -37,7 +37,7 @@ from ansible import constants as C
 from ansible.plugins.callback.default import CallbackModule as Default
 
 SWEEP_TAG = "sweep"
-CAMPAIGN_ACTION = "kvtrial.vllm.campaign"
+ANSWERS = ("kvtrial.vllm.campaign", "kvtrial.vllm.adoption", "kvtrial.vllm.observation")
 INFO_ACTION = "kvtrial.vllm.host_program_info"
 PROGRAM_ACTION = "kvtrial.vllm.host_program"
 DEBUG_ACTIONS = ("ansible.builtin.debug", "debug")
@@ -204,7 +204,7 @@ class CallbackModule(Default):
 
     def v2_runner_on_ok(self, result):
         task, values = part(result, "task"), part(result, "result")
-        if task.action == CAMPAIGN_ACTION and "answer" in values:
+        if task.action in ANSWERS and "answer" in values:
             self._answer = list(values["answer"])
             self._concluded = values.get("exit_status", 0) in (0, 3)
         if task.action == PROGRAM_ACTION:
