@@ -15,6 +15,7 @@ import re
 
 ENGINE_COMMAND = re.compile(r"(^|[/ ])vllm serve( |$)|vllm\.entrypoints\.|VLLM::(EngineCore|Worker|APIServer)")
 SECRET = re.compile(r"(-{0,2}[\w-]*(?:key|token(?!s|iz)|password|secret)[\w-]*)([= ])([^\s,}\"']+)", re.IGNORECASE)
+CREDENTIALS = re.compile(r"(://)[^/\s\"']+@")
 COMMAND_CHARACTERS = 300
 
 
@@ -52,8 +53,8 @@ def is_alive(pid, start_ticks, proc="/proc"):
 
 
 def redact(command):
-    """A command line without the values of keys and tokens."""
-    return SECRET.sub(r"\1\2***", command)
+    """A command line without the values of keys and tokens, and without users and passwords in addresses."""
+    return CREDENTIALS.sub(r"\1***@", SECRET.sub(r"\1\2***", command))
 
 
 def all_pids(proc="/proc"):

@@ -56,6 +56,7 @@ def test_an_engine_is_own_if_an_ancestor_is_own(proc):
         ("vllm serve m --api-key=s3cret", "vllm serve m --api-key=***"),
         ("HF_TOKEN=s3cret vllm serve m", "HF_TOKEN=*** vllm serve m"),
         ("vllm serve m --max-num-batched-tokens 4096", "vllm serve m --max-num-batched-tokens 4096"),
+        ("vllm serve m --proxy http://u:s3cret@h:1/x", "vllm serve m --proxy http://***@h:1/x"),
         ("vllm serve m --tokenizer mine", "vllm serve m --tokenizer mine"),
     ],
 )
@@ -69,6 +70,7 @@ COMMANDS = [
     "vllm serve m --tokenizer mine --max-num-batched-tokens 4096 --api-key s3cret",
     "HF_TOKEN=s3cret vllm serve m --hf-token=abc",
     'vllm serve m --kv-transfer-config {"api_key": "s3cret", "cpu_bytes_to_use": 8}',
+    "HTTPS_PROXY=https://s3cret@h vllm serve m --x http://u:s3@cret@h:1/a@b",
     "python -m vllm.entrypoints.openai.api_server --model m --ssl-keyfile k",
     "VLLM::EngineCore",
     "VLLM::EngineCore_DP0",

@@ -143,6 +143,7 @@ def test_an_inventory_without_pins_is_refused_in_a_sentence(tmp_path, tools):
         ({"kvtrial_backend": "rocm"}, "kvtrial_backend=rocm is unknown; set it to cpu or cuda."),
         ({"kvtrial_engine_args": {"host": "0.0.0.0"}}, "the engine would listen on 0.0.0.0"),
         ({"kvtrial_engine_env": {"VLLM_HOST_IP": "10.0.0.1"}}, "the engine would listen on 10.0.0.1"),
+        ({"kvtrial_engine_env_more": {"VLLM_HOST_IP": "10.0.0.2"}}, "remove VLLM_HOST_IP from kvtrial_engine_env_more"),
     ],
 )
 def test_a_host_is_refused_in_the_last_line_before_it_is_touched(settings, sentence, tmp_path, tools):

@@ -150,5 +150,6 @@ def test_a_file_that_lay_in_shared_memory_before_is_never_the_engines(tmp_path):
 def test_keys_are_redacted_from_command_lines():
     assert redact("vllm serve m --api-key s3cret --port 1") == "vllm serve m --api-key *** --port 1"
     assert redact("x --hf-token=abc") == "x --hf-token=***"
+    assert redact("x --proxy http://u:s3cret@h:1") == "x --proxy http://***@h:1"
     tokens = "vllm serve m --tokenizer t --max-num-batched-tokens 4096"
     assert redact(tokens) == tokens

@@ -29,9 +29,10 @@ def check_launches(
     """Findings on the arms of a trial, refusals first; none means nothing known speaks against starting it.
 
     host: facts such as driver_version, glibc, python, gpu_memory_mib, ram_available_bytes, dev_shm_free_bytes; what is
-    absent is not checked, rocm and xpu say that there is another GPU. vllm: `version`, and optionally `backend` (cuda
-    or cpu), `source`, `cuda`. arms: name -> {args: [...], env: {...}}; the first, or the one named control, is what the
-    others are held against. model: `kv_bytes_per_token`. Raises UnusableInput where these can't be read.
+    absent is not checked, rocm and xpu say that there is another GPU; ram_reserve_bytes is to stay free (absent: the
+    larger of 8 GiB and a tenth). vllm: `version`, and optionally `backend` (cuda or cpu), `source`, `cuda`. arms: name
+    -> {args: [...], env: {...}}; the first, or the one named control, is what the others are held against. model:
+    `kv_bytes_per_token`. Raises UnusableInput where these can't be read.
     """
     refuse_unreadable(host, vllm, arms, model)
     version = str(vllm["version"])

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from kvtrial.analysis.launch_arm import Arm, Finding
+from kvtrial.record.hazards import DEFAULT_SPEC
 from kvtrial.record.launch import Tier
 from kvtrial.record.versions import data, within
 
@@ -33,12 +34,19 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replaced_by: str | None = None
 
 
+class Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A spec of vLLM's own, from version `since`."""
+
+    since: str | None = None
+
+
 class KeyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`data/connector_keys.yml`."""
 
     top_level: dict[str, Key]
     top_level_not_judged: list[str]
     connectors: dict[str, dict[str, Key]]
+    specs: dict[str, Spec]
     out_of_tree_specs: dict[str, dict[str, Key]]
     other_connectors: list[str]
     request_params: dict[str, Key]
@@ -81,7 +89,9 @@ def check_connector(arm: Arm) -> Iterator[Finding]:
         )
     if tier.connector in table.connectors:
         yield from _check_keys(arm, tier, table)
-        yield from _check_platform(arm, tier)
+        own_specs = [name for name, spec in table.specs.items() if within(arm.version, spec.since, None)]
+        yield from _check_spec(arm, tier, own_specs)
+        yield from _check_platform(arm, tier, own_specs)
 
 
 def _mixed_interfaces(arm: Arm, tier: Tier) -> Finding:
@@ -295,8 +305,24 @@ def _check_chunk(arm: Arm, tier: Tier) -> Iterator[Finding]:
     )
 
 
-def _check_platform(arm: Arm, tier: Tier) -> Iterator[Finding]:
-    if arm.backend == "cpu" and (arm.stock_spec or tier.connector == "SimpleCPUOffloadConnector"):
+def _check_spec(arm: Arm, tier: Tier, own_specs: list[str]) -> Iterator[Finding]:
+    name = tier.extra.get("spec_name", DEFAULT_SPEC)
+    if tier.connector == "OffloadingConnector" and name not in own_specs and tier.extra.get("spec_module_path") is None:
+        yield Finding(
+            "unusable_value",
+            "refuse",
+            arm.name,
+            f"spec_name={name!r} is no spec of vLLM {arm.version}, which has {' and '.join(own_specs)}, and "
+            f"spec_module_path is not given; the engine would end in 'Unsupported spec type: {name}'"
+            f"{_near(str(name), own_specs)}.",
+            {"key": "spec_name", "value": name, "allowed": own_specs},
+            "Leave spec_name out, or give spec_module_path for a spec of your own.",
+        )
+
+
+def _check_platform(arm: Arm, tier: Tier, own_specs: list[str]) -> Iterator[Finding]:
+    own_spec = tier.extra.get("spec_name", DEFAULT_SPEC) in own_specs
+    if arm.backend == "cpu" and (own_spec or tier.connector == "SimpleCPUOffloadConnector"):
         yield Finding(
             "platform_unsupported",
             "refuse",

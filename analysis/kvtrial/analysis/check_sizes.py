@@ -10,6 +10,7 @@ from kvtrial.record.versions import within
 
 GIB = 2**30
 GIB_SUSPICION_BYTES = 65536
+MOST_TIER_BYTES = 2**50
 TIER_OVER_GPU_COMFORT = 1.5
 RAM_RESERVE_BYTES = 8 * GIB
 RAM_RESERVE_SHARE = 0.10
@@ -40,6 +41,17 @@ def check_sizes(arm: Arm, host: Mapping[str, Any]) -> Iterator[Finding]:
             {},
             "Give cpu_bytes_to_use in bytes, for all workers together, such as 8589934592 for 8 GiB.",
         )
+    elif tier.cpu_bytes is not None and not 0 < tier.cpu_bytes <= MOST_TIER_BYTES:
+        yield Finding(
+            "unusable_value",
+            "refuse",
+            arm.name,
+            f"cpu_bytes_to_use={str(tier.cpu_bytes)[:40]} is no size of a CPU tier: those have 1 to {MOST_TIER_BYTES} "
+            "bytes (1 PiB).",
+            {"most_bytes": MOST_TIER_BYTES},
+            "Give bytes, for all workers together, such as 8589934592 for 8 GiB.",
+        )
+        return
     if not tier.cpu_bytes:
         return
     if tier.connector == "OffloadingConnector" and within(arm.version, "0.14", None):
@@ -198,8 +210,9 @@ def _check_room(arm: Arm, tier_bytes: int, host: Mapping[str, Any]) -> Iterator[
     if ram is None:
         return
     left = int(ram) - tier_bytes
-    reserve = max(RAM_RESERVE_BYTES, int(RAM_RESERVE_SHARE * int(ram)))
-    if arm.backend == "cuda" and left < reserve:
+    declared = host.get("ram_reserve_bytes")
+    reserve = max(RAM_RESERVE_BYTES, int(RAM_RESERVE_SHARE * int(ram))) if declared is None else int(declared)
+    if left < reserve:
         yield Finding(
             "host_memory_too_small",
             "refuse" if left < 0 else "warn",

@@ -8,11 +8,21 @@ from msgspec.structs import replace
 from kvtrial.analysis.inputs import HostInput
 from kvtrial.analysis.secrets import refuse_secrets
 from kvtrial.record.errors import UnusableInput
+from kvtrial.record.launch import NUMBER
+from kvtrial.record.options import unclear_option
 from kvtrial.record.plan import Launch
 from kvtrial.record.protocol import Arm
 
 LOOPBACK = "127.0.0.1"
-OURS = {"host": LOOPBACK, "port": None, "uds": None, "served-model-name": None, "model": None}
+OURS = {
+    "host": f"the engine listens on {LOOPBACK} alone",
+    "uds": f"the engine listens on {LOOPBACK} alone",
+    "port": "it is set by kvtrial_port",
+    "model": "it is set by the model role's variables",
+    "served-model-name": "it is set by kvtrial_model_name",
+    "config": "what stands in such a file is seen by no check; give its content as options",
+}
+"""Options that an arm can't be given, and why."""
 TRANSFER = "kv-transfer-config"
 
 
@@ -37,20 +47,24 @@ def merged_args(host: HostInput, arm: Arm) -> dict[str, Any]:
 
 
 def render(host: HostInput, name: str, arm: Arm) -> Launch:
-    """The launch specification of arm `name` on a host. Raises UnusableInput for options that are kvtrial's own."""
+    """The launch specification of arm `name` on a host.
+
+    Raises UnusableInput for what is kvtrial's own to set, for secrets, and for what vLLM would read as another option.
+    """
     host = host_of_arm(host, arm)
     args = merged_args(host, arm)
-    for option, must_be in OURS.items():
-        if option in args and args[option] != must_be:
-            allowed = f"must be {must_be}" if must_be else "is set by kvtrial"
-            raise UnusableInput(
-                f"arm {name}: option --{option}={args[option]!r} can't be used: it {allowed}; remove it "
-                f"(the port is kvtrial_port, the model vllm's and the model role's variables)."
-            )
-    env = {key: value for key, value in {**host.engine_env, **arm.env}.items() if value is not None}
-    refuse_secrets(name, args, env)
-    args.pop("host", None)
-    env["VLLM_HOST_IP"] = LOOPBACK
+    if args.get("host") == LOOPBACK:
+        del args["host"]
+    given = {key: value for key, value in {**host.engine_env, **arm.env}.items() if value is not None}
+    refuse_secrets(name, args, given)
+    for option, value in args.items():
+        _refuse_option(name, option, value)
+    if given.get("VLLM_HOST_IP", LOOPBACK) != LOOPBACK:
+        raise UnusableInput(
+            f"arm {name}: the engine would listen on VLLM_HOST_IP={given['VLLM_HOST_IP']}, allowed is {LOOPBACK}; "
+            f"remove it from kvtrial_engine_env, kvtrial_engine_env_more or the protocol's arm, where it stands."
+        )
+    env = {**given, "VLLM_HOST_IP": LOOPBACK}
     if host.state_dir:
         # One cache for all arms and runs: what vLLM finds out about a model costs eight seconds of every start.
         env.setdefault("VLLM_CACHE_ROOT", f"{host.state_dir}/cache/vllm")
@@ -67,6 +81,20 @@ def render(host: HostInput, name: str, arm: Arm) -> Launch:
         served_model_name=host.model.name,
         connector=config.get("kv_connector") if isinstance(config, dict) else None,
     )  # fmt: skip
+
+
+def _refuse_option(arm: str, option: str, value: Any) -> None:
+    """Raise UnusableInput for an option that is not the arm's to set, or that vLLM would take for another."""
+    if complaint := unclear_option(f"--{option}"):
+        raise UnusableInput(f"arm {arm}: {complaint}")
+    if why := OURS.get(option.partition(".")[0]):
+        raise UnusableInput(f"arm {arm}: option --{option}={value!r} can't be used: {why}; remove it.")
+    for word in value if isinstance(value, list) else [value]:
+        if isinstance(word, str) and word.startswith("-") and not NUMBER.match(word):
+            raise UnusableInput(
+                f"arm {arm}: option --{option}={word!r} can't be used: vLLM takes a value that starts with a dash for "
+                f"an option of its own; give that one under its name."
+            )
 
 
 def dashed(args: dict[str, Any]) -> dict[str, Any]:

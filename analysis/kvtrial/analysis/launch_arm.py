@@ -1,12 +1,12 @@
 """One arm of a launch as the checks see it, and what a check says."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.hazards import DEFAULT_SPEC
 from kvtrial.record.launch import ArmLaunch, ParsedArgs, Tier, parse_vllm_args, tier_of
 from kvtrial.record.versions import data, within
 
@@ -17,13 +17,15 @@ PAGE_BYTES = 4096
 GPU_BLOCK_TOKENS = 16
 CPU_BLOCK_TOKENS = 128
 
-_COUNTS = (
-    "block-size",
-    "num-gpu-blocks-override",
-    "kv-cache-memory-bytes",
-    "tensor-parallel-size",
-    "pipeline-parallel-size",
-)
+_COUNTS = {
+    "block-size": 2**31,
+    "num-gpu-blocks-override": 2**31,
+    "kv-cache-memory-bytes": 2**50,
+    "tensor-parallel-size": 2**10,
+    "pipeline-parallel-size": 2**10,
+}
+"""Options that count something, with more of it than any host has."""
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Finding(msgspec.Struct, frozen=True, rename={"class_": "class"}):
@@ -80,12 +82,6 @@ class Arm(msgspec.Struct, frozen=True):
         return (self.parsed.size("tensor-parallel-size") or 1) * (self.parsed.size("pipeline-parallel-size") or 1)
 
     @property
-    def stock_spec(self) -> bool:
-        """Whether the connector runs vLLM's own CPU spec."""
-        extra = self.tier.extra if self.tier else {}
-        return not extra.get("spec_module_path") and extra.get("spec_name", DEFAULT_SPEC) == DEFAULT_SPEC
-
-    @property
     def chunk_tokens(self) -> int:
         """Tokens of a chunk of the CPU tier."""
         extra = self.tier.extra if self.tier else {}
@@ -116,15 +112,25 @@ def read_arm(
     ]:
         if value is None or isinstance(value, dict | list):
             raise UnusableInput(f"Arm {name}: {what} is {value!r}, which is no text; write it in quotes.")
+        if "\0" in str(value):
+            raise UnusableInput(f"Arm {name}: {what} holds a NUL, which no process can be given; take it out.")
+    for variable in env:
+        if not _ENV_NAME.fullmatch(str(variable)):
+            raise UnusableInput(
+                f"Arm {name}: {str(variable)!r} is no name of an environment variable; those have letters, digits and "
+                f"underscores, and no digit in front: correct it."
+            )
     environment = {str(key): str(value) for key, value in env.items()}
     launch = ArmLaunch([str(arg) for arg in args], environment)
     try:
         parsed = parse_vllm_args(launch.argv)
+        for complaint in parsed.unclear:
+            raise UnusableInput(complaint)
         tier = tier_of(parsed, environment, version)
-        for option in _COUNTS:
+        for option, most in _COUNTS.items():
             count = parsed.size(option)
-            if count is not None and count < 1:
-                raise UnusableInput(f"--{option}={count} is not above 0; give 1 or more.")
+            if count is not None and not 1 <= count <= most:
+                raise UnusableInput(f"--{option}={count} can't be used; give 1 to {most}.")
     except UnusableInput as error:
         raise UnusableInput(f"Arm {name}: {error}") from None
     return Arm(name, parsed, environment, tier, version, backend, _kv_bytes_per_token(parsed, model), launch)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvtrial.record.errors import UnusableInput
+from kvtrial.record.launch import MOST_WHOLE
 
 BACKENDS = ("cuda", "cpu")
 OTHER_PLATFORMS = {"rocm": "an AMD GPU (ROCm)", "xpu": "an Intel GPU (XPU)"}
@@ -12,7 +13,7 @@ OTHER_PLATFORMS = {"rocm": "an AMD GPU (ROCm)", "xpu": "an Intel GPU (XPU)"}
 
 _VERSION = re.compile(r"\d+(\.\d+)*")
 _VERSIONS = {"driver_version": "580.65.06", "glibc": "2.35", "python": "3.12"}
-_COUNTS = ("dev_shm_free_bytes", "ram_available_bytes", "ram_total_bytes", "gpu_memory_mib")
+_COUNTS = ("dev_shm_free_bytes", "ram_available_bytes", "ram_total_bytes", "ram_reserve_bytes", "gpu_memory_mib")
 
 
 def refuse_unreadable(host: Mapping[str, Any], vllm: Mapping[str, Any], arms: Mapping[Any, Any], model: Any) -> None:
@@ -47,7 +48,7 @@ def _refuse_version(what: str, value: Any, example: str) -> None:
 
 
 def _refuse_count(what: str, value: Any) -> None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_WHOLE):
         return
     unit = "MiB" if what.endswith("_mib") else "bytes"
-    raise UnusableInput(f"{what}={value!r} is not a whole number of {unit}; write digits only, or leave it out.")
+    raise UnusableInput(f"{what}={value!r:.80} is not a whole number of {unit}; write digits only, or leave it out.")

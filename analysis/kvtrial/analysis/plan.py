@@ -211,7 +211,7 @@ def findings(host: HostInput, protocol: Protocol) -> list[Finding]:
     """What the launch checks say of the arms on a host, where keys of a foreign spec are declared or refused."""
     launches = {name: render(host, name, arm) for name, arm in protocol.arms.items()}
     found = check_launches(
-        host.facts,
+        {**host.facts, "ram_reserve_bytes": host.ram_reserve_bytes},
         {"version": host.vllm_version, "backend": host.backend},
         {name: {"args": launch.argv[2:], "env": launch.env} for name, launch in launches.items()},
         {"kv_bytes_per_token": host.model.kv_bytes_per_token},

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from kvtrial.record.credentials import without_credentials
 from kvtrial.record.record import Socket
 
 PROC = Path("/proc")
@@ -114,8 +115,8 @@ def foreign_engines(own: set[int]) -> list[tuple[int, str]]:
 
 
 def redact(command: str) -> str:
-    """A command line without the values of keys and tokens."""
-    return SECRET.sub(r"\1\2***", command)
+    """A command line without the values of keys and tokens, and without users and passwords in addresses."""
+    return without_credentials(SECRET.sub(r"\1\2***", command))
 
 
 def _decode_address(text: str) -> tuple[str, int]:

@@ -9,19 +9,14 @@ from typing import Any, Protocol
 import msgspec
 
 from kvtrial.record.errors import UnusableInput
+from kvtrial.record.options import option_name, unclear_option
 from kvtrial.record.versions import within
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 _DECIMAL = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_ALIASES = {
-    "-tp": "tensor-parallel-size",
-    "-pp": "pipeline-parallel-size",
-    "-dp": "data-parallel-size",
-    "-q": "quantization",
-    "kv-cache-memory": "kv-cache-memory-bytes",
-}
-_NUMBER = re.compile(r"-\d+(\.\d+)?$")
+MOST_WHOLE = 2**63 - 1
+NUMBER = re.compile(r"-\d+(\.\d+)?$")
 
 
 class Started(Protocol):
@@ -49,13 +44,15 @@ class ParsedArgs(msgspec.Struct, frozen=True):
     """A command line as vLLM reads it: underscores are dashes, `--no-x` is x=False, a repeated option's last value.
 
     `options`: long name without dashes -> text, or True/False for flags. `kv_transfer`: the JSON of
-    --kv-transfer-config, dotted parts merged in; None when not given.
+    --kv-transfer-config, dotted parts merged in; None when not given. `unclear`: a sentence on each option that vLLM
+    may take for another one; whoever starts an engine refuses them, a record is read all the same.
     """
 
     model: str | None
     options: dict[str, str | bool]
     kv_transfer: dict[str, Any] | None
     repeated: list[str]
+    unclear: list[str] = []
 
     def text(self, option: str) -> str | None:
         """Value of an option as text; None when it's absent or a flag."""
@@ -82,21 +79,21 @@ class Tier(msgspec.Struct, frozen=True):
 def human_int(text: str, what: str) -> int:
     """A whole number as vLLM takes it: `256M` = 2**20 x 256, `256m` = 256,000,000, `25.6k`; no decimals with K M G T.
 
-    Source: vllm/utils/argparse_utils.py, 0.32.0. Raises UnusableInput.
+    Source: vllm/utils/argparse_utils.py, 0.32.0. Raises UnusableInput, also for what no 64 bits hold.
     """
     text = text.strip()
     found = _SIZE.fullmatch(text)
     try:
-        if found is None:
-            return int(text)
-        number, suffix = found.groups()
-        return int(float(number) * _DECIMAL[suffix]) if suffix in _DECIMAL else int(number) * _BINARY[suffix]
-    except ValueError:
+        number, suffix = found.groups() if found else (text, "")
+        size = int(float(number) * _DECIMAL[suffix]) if suffix in _DECIMAL else int(number) * _BINARY.get(suffix, 1)
+    except (ValueError, OverflowError):
+        size = None
+    if size is None or abs(size) > MOST_WHOLE:
         raise UnusableInput(
-            f"{what}={text!r} is not a size vLLM reads; give a whole number, or one with k, m, g, t (powers of "
-            "1000) or K, M, G, T "
-            "(powers of 1024, no decimals)."
-        ) from None
+            f"{what}={text[:80]!r} is not a size vLLM reads; give a whole number below 2**63, or one with k, m, g, t "
+            "(powers of 1000) or K, M, G, T (powers of 1024, no decimals)."
+        )
+    return size
 
 
 def parse_vllm_args(args: list[str]) -> ParsedArgs:
@@ -113,6 +110,7 @@ def parse_vllm_args(args: list[str]) -> ParsedArgs:
     options: dict[str, str | bool] = {}
     dotted: dict[str, Any] = {}
     repeated: list[str] = []
+    unclear: list[str] = []
     while rest:
         token = rest.pop(0)
         if not token.startswith("-"):
@@ -120,6 +118,8 @@ def parse_vllm_args(args: list[str]) -> ParsedArgs:
             continue
         name, _, inline = token.partition("=")
         values = [inline] if "=" in token else _values(rest)
+        if complaint := unclear_option(name):
+            unclear.append(complaint)
         if name.startswith(("--kv-transfer-config.", "--kv_transfer_config.")):
             _nest(dotted, name.split(".")[1:], _loaded(values[0] if values else "null"))
             continue
@@ -128,7 +128,7 @@ def parse_vllm_args(args: list[str]) -> ParsedArgs:
             repeated.append(option)
         options[option] = value
     model = model or (options["model"] if isinstance(options.get("model"), str) else None)  # type: ignore[assignment]
-    return ParsedArgs(model, options, _kv_transfer(options.get("kv-transfer-config"), dotted), repeated)
+    return ParsedArgs(model, options, _kv_transfer(options.get("kv-transfer-config"), dotted), repeated, unclear)
 
 
 def tier_of(parsed: ParsedArgs, env: Mapping[str, str], version: str) -> Tier | None:
@@ -143,12 +143,13 @@ def tier_of(parsed: ParsedArgs, env: Mapping[str, str], version: str) -> Tier | 
     name, role = given.get("kv_connector"), given.get("kv_role")
     shortcut = parsed.text("kv-offloading-size")
     if shortcut is not None:
+        shortcut_bytes = int(_gibibytes(shortcut) * 2**30)
         role = "kv_both"
         backend = parsed.text("kv-offloading-backend") or "native"
         if backend == "native":
             simple = env.get("VLLM_USE_SIMPLE_KV_OFFLOAD", "0") not in ("", "0") and within(version, "0.19", None)
             name = "SimpleCPUOffloadConnector" if simple else "OffloadingConnector"
-            extra["cpu_bytes_to_use"] = int(_gibibytes(shortcut) * 2**30)
+            extra["cpu_bytes_to_use"] = shortcut_bytes
         else:
             name = "LMCacheMPConnector" if within(version, "0.23", None) else "LMCacheConnectorV1"
     if name is None:
@@ -171,17 +172,13 @@ def async_scheduling(parsed: ParsedArgs, version: str) -> bool:
 
 def _values(rest: list[str]) -> list[str]:
     values = []
-    while rest and (not rest[0].startswith("-") or _NUMBER.match(rest[0])):
+    while rest and (not rest[0].startswith("-") or NUMBER.match(rest[0])):
         values.append(rest.pop(0))
     return values
 
 
 def _option(name: str, values: list[str]) -> tuple[str, str | bool]:
-    if not name.startswith("--"):
-        option = _ALIASES.get(name, name)
-    else:
-        plain = name[2:].replace("_", "-")
-        option = _ALIASES.get(plain, plain)
+    option = option_name(name)
     if not values and option.startswith("no-"):
         return option[3:], False
     return option, " ".join(values) if values else True
@@ -226,13 +223,14 @@ def _nest(target: dict[str, Any], keys: list[str], value: Any) -> None:
 def _gibibytes(text: str) -> float:
     try:
         size = float(text)
-        if not math.isfinite(size * 2**30):
-            raise ValueError
-        return size
     except ValueError:
+        size = math.nan
+    if not (math.isfinite(size * 2**30) and size > 0):
         raise UnusableInput(
-            f"--kv-offloading-size={text!r} is not a number; it is the size of the CPU tier in GiB."
-        ) from None
+            f"--kv-offloading-size={text[:80]!r} is not a number above 0; it is the size of the CPU tier in GiB, "
+            "such as 8."
+        )
+    return size
 
 
 def _whole(value: Any) -> int | None:

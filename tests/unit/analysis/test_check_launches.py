@@ -419,6 +419,32 @@ def test_the_cpu_engine_wants_a_spec_of_its_own_and_blocks_of_32():
         ({"version": "0.32.0"}, {"variant": {"args": ["m", "--kv-offloading-size", "1e308"]}}, "is not a number"),
         (
             {"version": "0.32.0"},
+            {"variant": {"args": ["m", "--kv-offloading-size", "-8"]}},
+            "'-8' is not a number above 0",
+        ),
+        (
+            {"version": "0.32.0"},
+            {"variant": {"args": ["m", "--kv-offloading-size", "0"]}},
+            "'0' is not a number above 0",
+        ),
+        (
+            {"version": "0.32.0"},
+            {"variant": {"args": ["m", "--kv-offloading-size=-8", "--kv-offloading-backend", "lmcache"]}},
+            "'-8' is not a number above 0",
+        ),
+        (
+            {"version": "0.32.0"},
+            {"variant": {"args": ["m", "--kv-cache-memory-bytes", "9" * 400 + "g"]}},
+            "is not a size vLLM reads",
+        ),
+        ({"version": "0.32.0"}, {"variant": {"args": ["m", "--block-size", "9" * 18]}}, "give 1 to 2147483648"),
+        (
+            {"version": "0.32.0"},
+            {"variant": {"args": ["m"], "env": {"A B=": "1"}}},
+            "'A B=' is no name of an environment",
+        ),
+        (
+            {"version": "0.32.0"},
             {"variant": {"args": ["m", "--kv-transfer-config.a", "1", "--kv-transfer-config.a.b", "2"]}},
             r"--kv-transfer-config\.a\.b lies inside a",
         ),
@@ -503,6 +529,65 @@ def test_no_launch_file_ends_in_a_traceback(changes):
 @pytest.mark.parametrize("size", [None, 0])
 def test_a_tier_without_a_size(size):
     assert classes(check(connector(good(), cpu_bytes_to_use=size))) == ["cpu_bytes_missing"]
+
+
+@pytest.mark.parametrize("size", [-1, -(2**40), 2**50 + 1, 10**26, int("9" * 400)])
+def test_a_tier_of_less_than_nothing_or_more_than_any_host_has(size):
+    launch = connector(good(), cpu_bytes_to_use=size)
+    launch["host"]["ram_available_bytes"] = 2**40
+    found = check(launch)
+    assert classes(found, "refuse") == ["unusable_value"]
+    assert "is no size of a CPU tier: those have 1 to 1125899906842624 bytes" in found[0].reason
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("version", "name", "refused"),
+    [
+        ("0.32.0", "MySpec", True),
+        ("0.32.0", None, True),
+        ("0.21.0", "TieringOffloadingSpec", True),
+        ("0.32.0", "TieringOffloadingSpec", False),
+        ("0.32.0", "CPUOffloadingSpec", False),
+    ],
+)
+def test_a_spec_that_vllm_has_not_takes_a_module_path(backend, version, name, refused):
+    def findings(**extra):
+        launch = good(version)
+        launch["vllm"]["backend"] = backend
+        args = launch["arms"]["variant"]["args"]
+        at = args.index("--kv-transfer-config") + 1
+        config = json.loads(args[at])
+        config["kv_connector_extra_config"] |= {"spec_name": name, **extra}
+        args[at] = json.dumps(config)
+        return [finding for finding in check(launch) if finding.numbers.get("key") == "spec_name"]
+
+    found = findings()
+    assert [f.severity for f in found] == (["refuse"] if refused else [])
+    if refused:
+        assert f"spec_name={name!r} is no spec of vLLM {version}" in found[0].reason
+        assert f"'Unsupported spec type: {name}'" in found[0].reason
+    assert findings(spec_module_path="mine") == []
+
+
+def test_a_spec_of_vllms_own_stays_one_with_a_module_path_and_does_not_run_on_the_cpu_engine():
+    for extra in ({"spec_module_path": "mine"}, {"spec_name": "TieringOffloadingSpec"}):
+        launch = connector(good(), **extra)
+        launch["vllm"]["backend"] = "cpu"
+        assert "platform_unsupported" in classes(check(launch))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_memory_is_judged_on_both_backends_and_by_the_reserve_that_a_host_declares(backend):
+    def found(**host):
+        launch = connector(good(), spec_name="S", spec_module_path="s", block_size=None)
+        launch["vllm"]["backend"] = backend
+        launch["host"] |= {"ram_available_bytes": 20 * 2**30, **host}
+        return [f.severity for f in check(launch) if f.class_ == "host_memory_too_small"]
+
+    assert found() == ["warn"]
+    assert found(ram_reserve_bytes=2**30) == []
+    assert found(ram_available_bytes=8_000_000_000) == ["refuse"]
 
 
 JSON = st.recursive(

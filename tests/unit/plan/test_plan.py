@@ -261,7 +261,7 @@ def test_the_seeds_own_command_is_refused_for_its_own_model_with_the_numbers():
         protocol="seed_example",
         backend="cuda",
         engine_args={"block-size": None, "enforce-eager": None, "kv-cache-memory-bytes": "20G"},
-        connector_extra_config={"spec_name": None, "spec_module_path": None},
+        connector_extra_config=STOCK,
         model={"kv_bytes_per_token": 114688},
     )
     assert "not larger than the GPU" in sentence or "smaller" in sentence, sentence

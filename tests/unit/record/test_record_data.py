@@ -15,12 +15,14 @@ from kvtrial.record.errors import UnusableInput
 from kvtrial.record.exposition import MetricTable
 from kvtrial.record.hazards import HazardTable, Watch
 from kvtrial.record.launchfacts import ConsequenceTable
+from kvtrial.record.options import OptionTable
 from kvtrial.record.versions import cuda_of_local_version, data, minor, outside_read_range, release, within
 
 TABLES = {
     "metrics": MetricTable,
     "hazards": HazardTable,
     "connector_keys": KeyTable,
+    "options": OptionTable,
     "consequences": ConsequenceTable,
     "log_facts": FactTable,
     "log_causes": CauseTable,
