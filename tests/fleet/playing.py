@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import yaml
 from rig import Fleet
 
@@ -119,6 +120,19 @@ def recap(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, int]]:
         if match := re.match(r"(\S+)\s*:\s*(ok=.*)", line):
             found[match[1]] = {name: int(number) for name, number in re.findall(r"(\w+)=(\d+)", match[2])}
     return found
+
+
+def wheels_for(python: str) -> Path:
+    """The wheels of requirements/host.txt for a CPython such as 3.11, from where pip is configured to look."""
+    folder = ROOT / ".kvtrial" / "host-wheels"
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes", "--no-deps", "--only-binary=:all:",
+         "--python-version", python, "-r", ROOT / "requirements" / "host.txt", "-d", folder],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        pytest.skip(f"pip can't fetch requirements/host.txt: {done.stderr.strip().splitlines()[-1]}")
+    return folder
 
 
 SMALL = {"prompt_tokens": 144, "tier_bytes": 33554432, "misses": 4}

@@ -1,6 +1,6 @@
 """Hosts from bare to ready and back, over SSH: check mode, converge, idempotence, upgrade, rollback, drift, removal.
 
-The tests of this module go on from each other, on one fleet. Driver, engine and
+The tests of this module go on from each other, on one fleet; those marked full may be left out. Driver, engine and
 model are stand-ins (vendor.py, supplies.py); systemd, sshd, apt, pip, reboots and Ansible are real.
 """
 
@@ -15,7 +15,7 @@ from supplies import MID, NEW, NEWER, Supplies
 from vendor import GPU, HEADERS, PACKAGES, debs
 
 # Far beyond what they take: a busy machine is no failure.
-pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.timeout(1500)
 
 PROVISION = "playbooks/provision.yml"
 STATE = "/var/lib/kvtrial"
@@ -124,6 +124,7 @@ def test_what_is_there_is_what_was_pinned(site: Site) -> None:
         assert all(re.search(r":22\s", line) for line in listening), listening
 
 
+@pytest.mark.full
 def test_an_upgrade_of_the_system_leaves_the_driver_alone(site: Site) -> None:
     """Complaint 1: a newer driver is in the repository, and whatever upgrades packages does not take it."""
     site.supplies.repository.add(*debs(NEWER))
@@ -133,6 +134,7 @@ def test_an_upgrade_of_the_system_leaves_the_driver_alone(site: Site) -> None:
     assert site.driver()[0] == f"{MID} {MID}"
 
 
+@pytest.mark.full
 def test_driver_and_engine_are_upgraded_by_their_pins_even_where_packages_are_held(site: Site) -> None:
     """Complaint 2."""
     site.hosts[1].sh("apt-mark hold nvidia-driver-cuda libnvidia-ml1 libcuda1")
@@ -142,6 +144,7 @@ def test_driver_and_engine_are_upgraded_by_their_pins_even_where_packages_are_he
     assert [name[:11] for name in site.venvs()] == ["vllm-0.30.0", "vllm-0.33.0"]
 
 
+@pytest.mark.full
 def test_rollback_is_a_variable_and_fetches_nothing(site: Site) -> None:
     former = site.hosts[0].sh(f"stat -c %Y {STATE}/venvs/vllm-0.30.0-*/kvtrial-installed.json")
     site.plays.set(kvtrial_driver_version=MID, kvtrial_vllm_version="0.30.0")
@@ -151,6 +154,7 @@ def test_rollback_is_a_variable_and_fetches_nothing(site: Site) -> None:
     assert site.hosts[0].sh(f"stat -c %Y {STATE}/venvs/vllm-0.30.0-*/kvtrial-installed.json") == former
 
 
+@pytest.mark.full
 def test_drift_is_told_host_by_host(site: Site) -> None:
     odd = site.hosts[1]
     odd.sh("sed -i s/1001/400/ /etc/apt/preferences.d/kvtrial-nvidia-driver")
@@ -162,6 +166,7 @@ def test_drift_is_told_host_by_host(site: Site) -> None:
     assert site.changed("--limit", "h2") == {"h2": 1}
 
 
+@pytest.mark.full
 def test_a_damaged_model_is_found(site: Site) -> None:
     (model,) = site.hosts[2].sh(f"ls {STATE}/models/*/model.safetensors").splitlines()
     kept = site.hosts[2].sh(f"head -c 4 {model}")
@@ -171,6 +176,7 @@ def test_a_damaged_model_is_found(site: Site) -> None:
     site.hosts[2].sh(f"printf '{kept[0]}' | dd of={model} conv=notrunc status=none")
 
 
+@pytest.mark.full
 def test_an_experiment_refuses_hosts_that_differ_and_names_the_odd_one(site: Site) -> None:
     site.plays.set(
         protocol=str(ROOT / "tests" / "e2e" / "standin_protocol.yml"),
