@@ -27,7 +27,12 @@ getent passwd kvtrial || true
 ls -d /dev/shm/vllm_offload_* 2>/dev/null || true
 """
 """Whatever provisioning brings to a host, a line each."""
-
+DISK = r"""
+find / -xdev \( -path /var/log -o -path /var/cache -o -path /var/lib/apt -o -path /var/lib/dpkg \
+  -o -path /var/lib/systemd -o -path /home/deploy/.ansible \
+  -o -path /root/.ansible -o -name __pycache__ -o -path '/etc/*-' \) -prune -o -print
+"""
+"""All that lies on a host's disk, but for what systemd, apt, dpkg, Ansible and Python keep for themselves."""
 
 TWO = ("--limit", "h1,h2")
 """Where two hosts show it: the canary, and one after it."""
@@ -41,11 +46,20 @@ class Site:
         self.supplies = supplies
         self.hosts = plays.fleet.hosts
         self.bare = {host.name: set(host.sh(OURS).splitlines()) for host in self.hosts}
+        self.disk = {host.name: set(host.sh(DISK).splitlines()) for host in self.hosts}
 
     def changed(self, *arguments: str) -> dict[str, int]:
         """Provision; how many tasks changed something, by host."""
         done = self.plays.play(PROVISION, *arguments, fails=False)
         return {host: counts["changed"] for host, counts in recap(done).items() if host != "localhost"}
+
+    def left(self) -> dict[str, set[str]]:
+        """What is on the hosts that was not there when they were bare, by host."""
+        return {
+            host.name: (set(host.sh(OURS).splitlines()) - self.bare[host.name])
+            | (set(host.sh(DISK).splitlines()) - self.disk[host.name])
+            for host in self.hosts
+        }
 
     def driver(self) -> list[str]:
         """By host: what nvidia-smi and the loaded module say."""
@@ -191,7 +205,8 @@ def test_an_experiment_refuses_hosts_that_differ_and_names_the_odd_one(site: Sit
 
 
 def test_removal_leaves_nothing(site: Site) -> None:
+    assert all(len(left) > 100 for left in site.left().values())
     site.plays.play(PROVISION, "-e", "kvtrial_state=absent", fails=False)
+    assert site.left() == {host.name: set() for host in site.hosts}
     for host in site.hosts:
-        assert set(host.sh(OURS).splitlines()) - site.bare[host.name] == set()
         assert host.sh("cat /proc/driver/nvidia/version 2>/dev/null", check=False) == ""

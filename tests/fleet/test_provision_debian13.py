@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from playing import Playbooks, wheels_for
 from supplies import MID, Supplies
-from test_provision import OURS, STATE, Site
+from test_provision import STATE, Site
 from vendor import HEADERS
 
 # A disk of its own is built for it. The limit lies far beyond what it takes: a busy machine is no failure.
@@ -42,4 +42,4 @@ def test_debian_13_is_brought_to_the_pins_and_stays_there(site: Site) -> None:
 
 def test_removal_leaves_nothing_on_debian_13(site: Site) -> None:
     site.changed("-e", "kvtrial_state=absent")
-    assert set(site.hosts[0].sh(OURS).splitlines()) - site.bare["h1"] == set()
+    assert site.left() == {"h1": set()}
