@@ -304,7 +304,7 @@ def test_a_unit_that_was_written_and_never_read_is_read_by_the_next_run(project,
     plan.write_text(host.sh("cat /var/lib/kvtrial/campaigns/*/plan.json"))
     launch = f"/etc/systemd/system/{unit}.d/10-launch.conf"
     try:
-        for path, part in (("/etc/systemd/system/kvtrial-engine@.service", "install"), (launch, "units")):
+        for path, part in (("/etc/systemd/system/kvtrial-engine@.service", "configure"), (launch, "units")):
             kept = host.run("cat", path).stdout
             host.write(path, f"{kept}# of another run\n")
             host.sh("systemctl daemon-reload")
@@ -331,7 +331,7 @@ def test_the_unit_for_gpus_is_clean_too_and_names_only_their_devices(project, se
     play = tmp_path / "cuda.yml"
     play.write_text(
         "- hosts: h1\n  gather_facts: false\n  tasks:\n    - ansible.builtin.import_role: {name: kvtrial.vllm.engine, "
-        "tasks_from: install}\n      vars: {engine_backend: cuda}\n"
+        "tasks_from: configure}\n      vars: {engine_backend: cuda}\n"
     )
     project.play(play, fails=False)
     unit = project.fleet.hosts[0].sh("cat /etc/systemd/system/kvtrial-engine@.service")

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playing import ROOT, SMALL, Playbooks, last_line, recap
+from playing import ROOT, SMALL, Playbooks, asked, last_line, recap
 from supplies import MID, NEW, NEWER, Supplies
-from vendor import GPU, HEADERS, PACKAGES, debs
+from vendor import FABRIC, GPU, HEADERS, PACKAGES, debs
 
 # Far beyond what they take: a busy machine is no failure.
 pytestmark = pytest.mark.timeout(1500)
@@ -30,10 +30,12 @@ ls -d /dev/shm/vllm_offload_* 2>/dev/null || true
 DISK = r"""
 find / -xdev \( -path /var/log -o -path /var/cache -o -path /var/lib/apt -o -path /var/lib/dpkg \
   -o -path /var/lib/systemd -o -path /home/deploy/.ansible \
-  -o -path /root/.ansible -o -name __pycache__ -o -path '/etc/*-' \) -prune -o -print
+  -o -path /root/.ansible -o -path '/var/tmp/systemd-private-*' \
+  -o -name __pycache__ -o -path '/etc/*-' \) -prune -o -print
 """
 """All that lies on a host's disk, but for what systemd, apt, dpkg, Ansible and Python keep for themselves."""
 
+ONE = ("--limit", "h1")
 TWO = ("--limit", "h1,h2")
 """Where two hosts show it: the canary, and one after it."""
 
@@ -119,23 +121,42 @@ def test_a_second_run_and_a_check_after_it_change_nothing(site: Site) -> None:
 
 
 def test_what_is_there_is_what_was_pinned(site: Site) -> None:
-    """Packages, pins, modes, hashes, units, sockets; complaint 7 in the versions of fabric manager and nscq."""
+    """Asked by testinfra over SSH: packages (complaint 7), pins, modes, hashes, unit, account, sockets."""
     for host in site.hosts:
-        versions = host.sh("dpkg-query -W -f '${Package} ${Version}\\n' | grep -E 'nvidia|libcuda'").splitlines()
-        assert {line.split()[1] for line in versions} == {f"{MID}-1"} and len(versions) == len(PACKAGES) + 2
-        policy = host.sh("apt-cache policy nvidia-driver-cuda")
+        machine = asked(host)
+        for name in [*PACKAGES, *FABRIC]:
+            assert machine.package(name).is_installed and machine.package(name).version == f"{MID}-1", name
+        policy = machine.check_output("apt-cache policy nvidia-driver-cuda")
         assert f"Candidate: {MID}-1" in policy and " 1001" in policy and f"{NEW}-1" in policy
-        assert "^libnvidia-" in host.sh("apt-config dump Unattended-Upgrade::Package-Blacklist")
-        (model,) = host.sh(f"ls -d {STATE}/models/*").splitlines()
-        manifest = json.loads(host.sh(f"cat {model}/manifest.json"))
-        for name, facts in manifest["files"].items():
-            assert host.sh(f"sha256sum {model}/{name}").split()[0] == facts["sha256"]
+        assert "^libnvidia-" in machine.check_output("apt-config dump Unattended-Upgrade::Package-Blacklist")
+
+        (model,) = machine.file(f"{STATE}/models").listdir()
+        folder = f"{STATE}/models/{model}"
+        manifest = json.loads(machine.file(f"{folder}/manifest.json").content_string)
         assert manifest["revision"] == site.supplies.model_revision()
-        modes = host.sh(f"stat -c %a {model} {model}/* {STATE}/venvs/vllm-*/bin/vllm").split()
-        assert set(modes) == {"755", "644"}
-        assert host.sh("systemctl show -p LoadState --value kvtrial-engine@control") == "loaded"
-        listening = host.sh("ss -Hltn").splitlines()
-        assert all(re.search(r":22\s", line) for line in listening), listening
+        for name, facts in manifest["files"].items():
+            file = machine.file(f"{folder}/{name}")
+            assert (file.sha256sum, file.mode, file.user) == (facts["sha256"], 0o644, "root"), name
+        (engine,) = [name for name in machine.file(f"{STATE}/venvs").listdir() if name.startswith("vllm-")]
+        assert (machine.file(folder).mode, machine.file(f"{STATE}/venvs/{engine}/bin/vllm").mode) == (0o755, 0o755)
+
+        unit = machine.file("/etc/systemd/system/kvtrial-engine@.service")
+        assert (unit.mode, unit.user, unit.group) == (0o644, "root", "root")
+        found = machine.service("kvtrial-engine@control").systemd_properties
+        wanted = {
+            "LoadState": "loaded",
+            "ActiveState": "inactive",
+            "Restart": "no",
+            "KillMode": "mixed",
+            "User": "kvtrial",
+            "NoNewPrivileges": "yes",
+            "ProtectSystem": "strict",
+            "DevicePolicy": "closed",
+        }
+        assert {name: found[name] for name in wanted} == wanted
+        assert machine.user("kvtrial").shell == "/usr/sbin/nologin"
+        listening = [name for name in machine.socket.get_listening_sockets() if not name.startswith("unix://")]
+        assert listening and all(name.endswith(":22") for name in listening), listening
 
 
 @pytest.mark.full
@@ -146,6 +167,17 @@ def test_an_upgrade_of_the_system_leaves_the_driver_alone(site: Site) -> None:
     host.sh("apt-get update -q 2>/dev/null; apt-get -qy dist-upgrade", check=False)
     assert host.sh("dpkg-query -W -f '${Version}' libnvidia-ml1") == f"{MID}-1"
     assert site.driver()[0] == f"{MID} {MID}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", ["nvidia_driver", "vllm", "model", "workload", "engine"])
+def test_a_part_is_taken_alone_by_its_tag(site: Site, part: str) -> None:
+    """Checks and lock are taken all the same, and nothing of another part."""
+    done = site.plays.play(PROVISION, *ONE, "--tags", part, fails=False)
+    assert recap(done)["h1"]["changed"] == 0
+    assert "Take the host, so that no other provision" in done.stdout and "Give the host back" in done.stdout
+    roles = set(re.findall(r"TASK \[kvtrial\.vllm\.(\w+) : (?!Validating)", done.stdout))
+    assert part in roles and roles <= {"preflight", "nvidia_driver", "engine", part}
 
 
 @pytest.mark.full

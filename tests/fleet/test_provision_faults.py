@@ -105,6 +105,15 @@ def test_a_module_that_was_not_built_is_noticed_before_a_reboot(site: Site) -> N
     assert site.driver() == MID
 
 
+def test_an_installation_of_the_driver_that_was_killed_is_ended(site: Site) -> None:
+    """A library that dpkg had unpacked and not configured when it was killed."""
+    site.host.sh(f"cd /tmp; apt-get -q download libcuda1={MID}-1; dpkg --unpack libcuda1_*.deb; rm libcuda1_*.deb")
+    asked = "dpkg-query -W -f '${db:Status-Status} ${Version}' libcuda1"
+    assert site.host.sh(asked) == f"unpacked {MID}-1"
+    assert "has no lock" in site.refusal(vllm_lock="/nonexistent")
+    assert site.host.sh(asked) == f"installed {MID}-1" and site.driver() == MID
+
+
 def test_another_fabric_manager_is_noticed(site: Site) -> None:
     """Complaint 7."""
     site.host.sh(f"apt-get install -qy --allow-downgrades libnvidia-nscq={OLD}-1")
