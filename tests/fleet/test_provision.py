@@ -181,6 +181,19 @@ def test_a_part_is_taken_alone_by_its_tag(site: Site, part: str) -> None:
 
 
 @pytest.mark.full
+def test_a_canary_that_fails_keeps_the_driver_from_the_others(site: Site) -> None:
+    broken = "/usr/lib/kvtrial-standin/dkms-fails"
+    site.hosts[0].sh(f"touch {broken}")
+    site.plays.set(kvtrial_driver_version=NEW)
+    done = site.plays.play(PROVISION, *TWO, fails=True)
+    site.hosts[0].sh(f"rm {broken}")
+    said = " ".join(done.stdout.split())
+    assert f"h1: DKMS has no module {NEW}" in said
+    assert "h2: the driver was not touched, since the canary h1 did not take it" in said
+    assert site.driver()[1:] == [f"{MID} {MID}"] * 2
+
+
+@pytest.mark.full
 def test_driver_and_engine_are_upgraded_by_their_pins_even_where_packages_are_held(site: Site) -> None:
     """Complaint 2."""
     site.hosts[1].sh("apt-mark hold nvidia-driver-cuda libnvidia-ml1 libcuda1")
@@ -233,7 +246,7 @@ def test_an_experiment_refuses_hosts_that_differ_and_names_the_odd_one(site: Sit
     done = site.plays.play("experiment.yml", fails=True)
     assert "persistence_mode: h3 has Disabled, the other hosts Enabled" in last_line(done)
     assert "Plan the campaign" not in done.stdout
-    site.hosts[2].sh(f"rm {GPU}")
+    site.hosts[2].sh(f"rm -r {Path(GPU).parent}")
 
 
 def test_removal_leaves_nothing(site: Site) -> None:
