@@ -1,13 +1,16 @@
 """What a host's files and commands say of its driver, and what has to change against a pin."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from ansible_collections.kvtrial.vllm.plugins.filter.driver_due import driver_due
 from ansible_collections.kvtrial.vllm.plugins.filter.driver_specs import driver_specs
 from ansible_collections.kvtrial.vllm.plugins.module_utils import driver_facts
 
+ROOT = Path(__file__).resolve().parents[2]
 DPKG = """\
 nvidia-driver-cuda\t580.95.05-1\tinstalled
 libnvidia-ml1\t580.95.05-1\thalf-configured
@@ -16,6 +19,22 @@ libcuda1\t1:570.86.10-0ubuntu1\tinstalled
 nvidia-settings\t580.95.05-1\tconfig-files
 linux-image-6.1.0-18-amd64\t6.1.76-1\tinstalled
 bash\t5.2-1\tinstalled
+"""
+
+# As a host with one NVIDIA H200 (Ubuntu 24.04, driver 580.159.04) gave them on 2026-11-29.
+H200_VERSION = """\
+NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (nixbld@)\x20\x20
+GCC version:  gcc version 15.3.0 (GCC)\x20
+"""
+H200_SMI = "NVIDIA H200, 580.159.04, Disabled, Enabled\n"
+H200_DEVICES = """\
+195 nvidia
+195 nvidiactl
+238 nvidia-uvm
+239 nvidia-nvswitch
+240 nvidia-nvlink
+241 nvidia-caps
+242 nvidia-caps-imex-channels
 """
 
 
@@ -48,6 +67,23 @@ def test_dkms_is_read_with_and_without_a_slash():
         {"module": "nvidia", "version": "580.95.05", "kernel": "6.1.0-18-amd64", "status": "installed"},
         {"module": "nvidia", "version": "570.1.2", "kernel": "6.1.0-17-amd64", "status": "added"},
     ]
+
+
+def test_a_real_host_is_read_as_what_it_is():
+    assert driver_facts.module_version(H200_VERSION) == "580.159.04"
+    assert driver_facts.parse_gpus(H200_SMI) == [
+        {"name": "NVIDIA H200", "driver_version": "580.159.04", "mig": False, "persistence_mode": "Enabled"}
+    ]
+
+
+def test_an_engines_unit_names_the_devices_as_a_real_host_does():
+    """A wrong name hides the GPU, and systemd says nothing. NVLink and IMEX between hosts are no engine's business."""
+    unit = (ROOT / "roles/engine/templates/kvtrial-engine@.service.j2").read_text()
+    allowed = set(re.findall(r"^DeviceAllow=char-(\S+) rw$", unit, re.MULTILINE))
+    there = set(H200_DEVICES.split()[1::2])
+    assert there - allowed == {"nvidia-nvlink", "nvidia-caps-imex-channels"}
+    # The first device under its former name.
+    assert allowed - there == {"nvidia-frontend"}
 
 
 @pytest.mark.parametrize(("value", "answer"), [(1, True), (0, False)])

@@ -1,6 +1,7 @@
 """The project as a whole: every playbook, inventory, role and plugin, checked as its users and tools see it."""
 
 import json
+import re
 import sys
 import tarfile
 from pathlib import Path
@@ -13,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PLAYBOOKS = [Path("experiment.yml"), *sorted(p.relative_to(ROOT) for p in ROOT.glob("playbooks/*.yml"))]
 INVENTORIES = sorted(p.relative_to(ROOT) for p in ROOT.glob("inventories/*") if p.is_dir())
 ROLES = sorted(p.name for p in ROOT.glob("roles/*") if p.is_dir())
+PHASES = ("preflight", "install", "configure", "verify")
 PLUGINS = [
     (kind, path.stem)
     for kind, folder in (("module", "modules"), ("callback", "callback"), ("filter", "filter"))
@@ -427,3 +429,19 @@ def test_the_collection_holds_nothing_that_was_made_or_only_tests(collection):
     unwanted = ("tests", "collections", "results", ".venv", ".kvtrial", ".git", ".ansible")
     assert [name for name in collection if name.split("/")[0] in unwanted] == []
     assert [name for name in collection if "__pycache__" in name or name.endswith(".pyc")] == []
+
+
+def test_roles_have_the_phases_and_tags_that_the_documentation_names(tools):
+    """A phase by its tag, a role by its own; what guards a host is taken whatever the tags."""
+    text = (ROOT / "docs" / "provision" / "hosts.md").read_text()
+    named = set()
+    for row in text.split("compares it with the roles -->\n")[1].split("\n\n")[0].splitlines()[2:]:
+        role, *cells = (cell.strip().strip("`") for cell in row.strip("| ").split("|"))
+        named |= {role, *(f"{role}_{phase}" for phase, cell in zip(PHASES, cells, strict=False) if cell)}
+    done = tools.run("ansible-playbook", "--list-tags", "-i", "inventories/local", "playbooks/provision.yml")
+    assert done.returncode == 0, done.stderr
+    tags = set(re.findall(r"\w+", " ".join(re.findall(r"TASK TAGS: \[(.*)\]", done.stdout))))
+    assert named == tags - {"always"}
+    plays = yaml.safe_load((ROOT / "playbooks" / "provision.yml").read_text())
+    always = [play["name"] for play in plays if play.get("tags") == ["always"]]
+    assert always == ["Check the hosts", "Give the hosts back"]

@@ -9,8 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+import testinfra
 import yaml
-from rig import Fleet
+from rig import STATE, USER, Fleet, Host
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -119,6 +121,31 @@ def recap(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, int]]:
         if match := re.match(r"(\S+)\s*:\s*(ok=.*)", line):
             found[match[1]] = {name: int(number) for name, number in re.findall(r"(\w+)=(\d+)", match[2])}
     return found
+
+
+def asked(host: Host) -> testinfra.host.Host:
+    """The host as testinfra sees it: over SSH as the deploying user, with sudo, from where the controller runs."""
+    folder = host.fleet.folder
+    relay = " ".join(host.fleet.entered("bash", "-c", "'exec 3<>/dev/tcp/%h/%p; cat <&3 & cat >&3'"))
+    config = folder / "ssh_config"
+    config.write_text(
+        f"Host *\n  User {USER}\n  IdentityFile {STATE / 'id'}\n  UserKnownHostsFile {folder / 'known_hosts'}\n"
+        f"  ProxyCommand {relay}\n  ControlMaster auto\n  ControlPersist 60\n  ControlPath {folder}/asked-%h\n"
+    )
+    return testinfra.get_host(f"ssh://{host.address}", ssh_config=str(config), controlpersist=0, sudo=True)
+
+
+def wheels_for(python: str) -> Path:
+    """The wheels of requirements/host.txt for a CPython such as 3.11, from where pip is configured to look."""
+    folder = ROOT / ".kvtrial" / "host-wheels"
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes", "--no-deps", "--only-binary=:all:",
+         "--python-version", python, "-r", ROOT / "requirements" / "host.txt", "-d", folder],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        pytest.skip(f"pip can't fetch requirements/host.txt: {done.stderr.strip().splitlines()[-1]}")
+    return folder
 
 
 SMALL = {"prompt_tokens": 144, "tier_bytes": 33554432, "misses": 4}

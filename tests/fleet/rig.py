@@ -10,7 +10,8 @@ fleet (10.77.0.1), its hosts are 10.77.0.11 and up. GPUs and drivers are stood i
     python tests/fleet/rig.py inventory     an inventory of the hosts that are up
     python tests/fleet/rig.py status | cut 2 | heal 2 | kill 2 | boot 2 | reset 2 | down
 
-KVTRIAL_FLEET_NAME names the fleet (default kv); fleets of different names do not see each other. A fleet that pytest
+KVTRIAL_FLEET_NAME names the fleet (default kv); fleets of different names do not see each other. KVTRIAL_FLEET_SUITE is
+Debian's name of the system on the hosts (default bookworm; trixie). A fleet that pytest
 made ends with pytest, however that ends. Needs root, cgroup v1 or hybrid, and packages that `prepare` installs.
 """
 
@@ -35,7 +36,8 @@ WRITABLE = ("memory", "pids", "cpu", "cpuacct", "blkio", "devices")
 HIERARCHIES = ("systemd", "unified", *WRITABLE)
 NET = "10.77.0"
 CONTROLLER = f"{NET}.1"
-SUITE = "bookworm"
+SUITE = os.environ.get("KVTRIAL_FLEET_SUITE", "bookworm")
+"""Debian's name of the system on the hosts, where a fleet is not told another."""
 PACKAGES = """systemd systemd-sysv libpam-systemd dbus openssh-server python3 python3-apt python3-debian python3-venv
     iproute2 procps sudo ca-certificates libnuma1""".split()  # noqa: SIM905  a list for people
 TOOLS = {"systemd-nspawn": "systemd-container", "mmdebstrap": "mmdebstrap", "ip": "iproute2", "ssh": "openssh-client",
@@ -53,6 +55,8 @@ done
 mkdir /run/s && mount -t sysfs sysfs /run/s
 for d in class/net devices/virtual/net; do mount --bind /run/s/$d /sys/$d; done
 umount /run/s; rmdir /run/s
+# Debian 13's systemd would not boot on cgroup v1 without it.
+export SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE=1
 exec /lib/systemd/systemd
 """
 
@@ -101,8 +105,8 @@ def child(pid: int | None) -> int | None:
 # --- what the machine needs ----------------------------------------------------------------------------------------
 
 
-def prepare() -> None:
-    """Check and install what a fleet needs. Raises CannotRig with the reason."""
+def prepare(suite: str = SUITE) -> None:
+    """Check and install what a fleet of one of Debian's suites needs. Raises CannotRig with the reason."""
     if os.environ.get("KVTRIAL_FLEET") == "no":
         raise CannotRig("KVTRIAL_FLEET=no")
     if os.geteuid() != 0:
@@ -122,7 +126,7 @@ def prepare() -> None:
             raise CannotRig(
                 f"apt-get can't install {', '.join(packages)}: {(done.stderr or done.stdout).strip()[-300:]}"
             )
-    make_base()
+    make_base(suite)
 
 
 def mirror() -> str:
@@ -139,31 +143,31 @@ def mirror() -> str:
     raise CannotRig("apt on this machine names no Debian mirror; set KVTRIAL_FLEET_MIRROR to one")
 
 
-def base() -> Path:
-    """Where the disk that all hosts share is; another list of packages is another place."""
-    return STATE / f"base-{hashlib.sha256(' '.join([SUITE, *PACKAGES, INIT]).encode()).hexdigest()[:12]}"
+def base(suite: str) -> Path:
+    """Where the disk that all hosts of a suite share is; another list of packages is another place."""
+    return STATE / f"base-{hashlib.sha256(' '.join([suite, *PACKAGES, INIT]).encode()).hexdigest()[:12]}"
 
 
-def make_base() -> None:
+def make_base(suite: str) -> None:
     """Build the shared disk, once; minutes where the machine is busy."""
     import fcntl
 
     STATE.mkdir(parents=True, exist_ok=True)
     with (STATE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if (base() / ".done").exists():
+        if (base(suite) / ".done").exists():
             return
-        target = base().with_suffix(".tmp")
+        target = base(suite).with_suffix(".tmp")
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir()
         tar = target.with_suffix(".tar")
-        run("mmdebstrap", "--quiet", "--variant=apt", f"--include={','.join(PACKAGES)}", SUITE, tar, mirror())
+        run("mmdebstrap", "--quiet", "--variant=apt", f"--include={','.join(PACKAGES)}", suite, tar, mirror())
         run("tar", "-C", target, "--numeric-owner", "-xpf", tar)
         tar.unlink()
         _furnish(target)
         (target / ".done").touch()
-        shutil.rmtree(base(), ignore_errors=True)
-        target.rename(base())
+        shutil.rmtree(base(suite), ignore_errors=True)
+        target.rename(base(suite))
 
 
 def _furnish(root: Path) -> None:
@@ -244,7 +248,7 @@ class Host:
             (CGROUP / name / self.fleet.name / self.name).mkdir(parents=True, exist_ok=True)
         # Root in a host could make nodes of the machine's disks.
         (CGROUP / "devices" / self.fleet.name / self.name / "devices.deny").write_text("b *:* rw")
-        arguments = [self.fleet.name, str(self.number), self.fleet.owner, self.disk_size, *self.binds]
+        arguments = [self.fleet.name, str(self.number), self.fleet.owner, self.fleet.suite, self.disk_size, *self.binds]
         with (self.folder / "console.log").open("ab") as log:
             process = subprocess.Popen(
                 ["unshare", "--mount", "--propagation", "private", sys.executable, __file__, "_hold", *arguments],
@@ -343,8 +347,8 @@ class Host:
 
 def hold(arguments: list[str]) -> None:
     """In a mount namespace of its own: the host's disk, then nspawn, again after a reboot, until the owner is gone."""
-    name, number, owner, disk_size, *binds = arguments
-    host = Host(Fleet(name, owner), int(number))
+    name, number, owner, suite, disk_size, *binds = arguments
+    host = Host(Fleet(name, owner, suite), int(number))
     for hierarchy in HIERARCHIES:
         (CGROUP / hierarchy / name / host.name / "cgroup.procs").write_text(str(os.getpid()))
     disk, root = host.folder / "disk", host.folder / "root"
@@ -354,7 +358,7 @@ def hold(arguments: list[str]) -> None:
         run("mount", "-t", "tmpfs", "-o", f"size={disk_size},mode=755", "fleet-disk", disk)
     for part in ("up", "work"):
         (disk / part).mkdir(exist_ok=True)
-    layers = f"lowerdir={base()},upperdir={disk / 'up'},workdir={disk / 'work'}"
+    layers = f"lowerdir={base(suite)},upperdir={disk / 'up'},workdir={disk / 'work'}"
     run("mount", "-t", "overlay", "fleet-root", "-o", layers, root)
     # What nspawn leaves in /run goes with this mount namespace.
     run("mount", "-t", "tmpfs", "fleet-run", "/run/systemd/nspawn")
@@ -393,9 +397,10 @@ def owner_lives(owner: str) -> bool:
 class Fleet:
     """Hosts, and the namespace that the controller runs in. `owner` "PID:TICKS": the fleet ends with that process."""
 
-    def __init__(self, name: str, owner: str = "") -> None:
+    def __init__(self, name: str, owner: str = "", suite: str = SUITE) -> None:
         self.name = name
         self.owner = owner
+        self.suite = suite
         self.folder = STATE / "fleets" / name
         self.netns = f"{name}-ctl"
         self.hosts: list[Host] = []
@@ -464,7 +469,7 @@ class Fleet:
 
     def write_inventory(self) -> None:
         """Write the inventory, and the known_hosts that keeps host key checking on."""
-        key = " ".join((base() / "etc/ssh/ssh_host_ed25519_key.pub").read_text().split()[:2])
+        key = " ".join((base(self.suite) / "etc/ssh/ssh_host_ed25519_key.pub").read_text().split()[:2])
         (self.folder / "known_hosts").write_text("".join(f"{host.address} {key}\n" for host in self.hosts))
         lines = ["all:", "  hosts:"]
         for host in self.hosts:
@@ -521,11 +526,11 @@ def sweep() -> None:
 
 
 @contextlib.contextmanager
-def a_fleet(count: int, disk_size: str = "", binds: Sequence[str] = ()) -> Iterator[Fleet]:
+def a_fleet(count: int, disk_size: str = "", binds: Sequence[str] = (), suite: str = SUITE) -> Iterator[Fleet]:
     """A fleet of this process, down afterwards whatever happens. Raises CannotRig."""
-    prepare()
+    prepare(suite)
     sweep()
-    fleet = Fleet(f"kv{os.getpid()}x{len(_MADE)}", f"{os.getpid()}:{start_ticks(os.getpid())}")
+    fleet = Fleet(f"kv{os.getpid()}x{len(_MADE)}", f"{os.getpid()}:{start_ticks(os.getpid())}", suite)
     _MADE.append(fleet.name)
     try:
         fleet.up(count, disk_size, binds)

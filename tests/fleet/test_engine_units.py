@@ -297,11 +297,41 @@ def test_another_launch_than_the_plans_is_not_started(project, seen):
         host.sh("systemctl daemon-reload")
 
 
+def test_a_unit_that_was_written_and_never_read_is_read_by_the_next_run(project, seen, tmp_path):
+    """A playbook that was killed between writing a unit's file and telling systemd: nothing is left to write then."""
+    host, unit = project.fleet.hosts[0], ENGINE.format("control")
+    plan = tmp_path / "plan.json"
+    plan.write_text(host.sh("cat /var/lib/kvtrial/campaigns/*/plan.json"))
+    launch = f"/etc/systemd/system/{unit}.d/10-launch.conf"
+    try:
+        for path, part in (("/etc/systemd/system/kvtrial-engine@.service", "configure"), (launch, "units")):
+            kept = host.run("cat", path).stdout
+            host.write(path, f"{kept}# of another run\n")
+            host.sh("systemctl daemon-reload")
+            # A unit that failed stays in systemd's memory, as it was read; one that ended well would be read anew.
+            host.run("systemd-run", "-q", "--unit=kvtrial-host.service", "sleep", "600")
+            host.sh(f"systemctl start {unit}; systemctl kill -s KILL {unit}")
+            wait(lambda: show(host, unit, "ActiveState")["ActiveState"] == "failed")
+            host.write(path, kept)
+            assert show(host, unit, "NeedDaemonReload")["NeedDaemonReload"] == "yes"
+            play = tmp_path / f"{part}.yml"
+            play.write_text(
+                "- hosts: h1\n  gather_facts: false\n  tasks:\n    - ansible.builtin.import_role: "
+                f"{{name: kvtrial.vllm.engine, tasks_from: {part}}}\n      vars: {{engine_plan: {plan}}}\n"
+            )
+            done = project.play(play, fails=False)
+            assert recap(done)["h1"]["changed"] == 0
+            assert show(host, unit, "NeedDaemonReload")["NeedDaemonReload"] == "no"
+            host.sh("systemctl stop kvtrial-host.service; systemctl reset-failed")
+    finally:
+        host.sh("systemctl stop kvtrial-host.service; systemctl daemon-reload; systemctl reset-failed", check=False)
+
+
 def test_the_unit_for_gpus_is_clean_too_and_names_only_their_devices(project, seen, tmp_path):
     play = tmp_path / "cuda.yml"
     play.write_text(
         "- hosts: h1\n  gather_facts: false\n  tasks:\n    - ansible.builtin.import_role: {name: kvtrial.vllm.engine, "
-        "tasks_from: install}\n      vars: {engine_backend: cuda}\n"
+        "tasks_from: configure}\n      vars: {engine_backend: cuda}\n"
     )
     project.play(play, fails=False)
     unit = project.fleet.hosts[0].sh("cat /etc/systemd/system/kvtrial-engine@.service")

@@ -1,6 +1,6 @@
 """Hosts from bare to ready and back, over SSH: check mode, converge, idempotence, upgrade, rollback, drift, removal.
 
-The tests of this module go on from each other, on one fleet. Driver, engine and
+The tests of this module go on from each other, on one fleet; those marked full may be left out. Driver, engine and
 model are stand-ins (vendor.py, supplies.py); systemd, sshd, apt, pip, reboots and Ansible are real.
 """
 
@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playing import ROOT, SMALL, Playbooks, last_line, recap
+from playing import ROOT, SMALL, Playbooks, asked, last_line, recap
 from supplies import MID, NEW, NEWER, Supplies
-from vendor import GPU, HEADERS, PACKAGES, debs
+from vendor import FABRIC, GPU, HEADERS, PACKAGES, debs
 
 # Far beyond what they take: a busy machine is no failure.
-pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.timeout(1500)
 
 PROVISION = "playbooks/provision.yml"
 STATE = "/var/lib/kvtrial"
@@ -27,8 +27,15 @@ getent passwd kvtrial || true
 ls -d /dev/shm/vllm_offload_* 2>/dev/null || true
 """
 """Whatever provisioning brings to a host, a line each."""
+DISK = r"""
+find / -xdev \( -path /var/log -o -path /var/cache -o -path /var/lib/apt -o -path /var/lib/dpkg \
+  -o -path /var/lib/systemd -o -path /home/deploy/.ansible \
+  -o -path /root/.ansible -o -path '/var/tmp/systemd-private-*' \
+  -o -name __pycache__ -o -path '/etc/*-' \) -prune -o -print
+"""
+"""All that lies on a host's disk, but for what systemd, apt, dpkg, Ansible and Python keep for themselves."""
 
-
+ONE = ("--limit", "h1")
 TWO = ("--limit", "h1,h2")
 """Where two hosts show it: the canary, and one after it."""
 
@@ -41,11 +48,20 @@ class Site:
         self.supplies = supplies
         self.hosts = plays.fleet.hosts
         self.bare = {host.name: set(host.sh(OURS).splitlines()) for host in self.hosts}
+        self.disk = {host.name: set(host.sh(DISK).splitlines()) for host in self.hosts}
 
     def changed(self, *arguments: str) -> dict[str, int]:
         """Provision; how many tasks changed something, by host."""
         done = self.plays.play(PROVISION, *arguments, fails=False)
         return {host: counts["changed"] for host, counts in recap(done).items() if host != "localhost"}
+
+    def left(self) -> dict[str, set[str]]:
+        """What is on the hosts that was not there when they were bare, by host."""
+        return {
+            host.name: (set(host.sh(OURS).splitlines()) - self.bare[host.name])
+            | (set(host.sh(DISK).splitlines()) - self.disk[host.name])
+            for host in self.hosts
+        }
 
     def driver(self) -> list[str]:
         """By host: what nvidia-smi and the loaded module say."""
@@ -105,25 +121,45 @@ def test_a_second_run_and_a_check_after_it_change_nothing(site: Site) -> None:
 
 
 def test_what_is_there_is_what_was_pinned(site: Site) -> None:
-    """Packages, pins, modes, hashes, units, sockets; complaint 7 in the versions of fabric manager and nscq."""
+    """Asked by testinfra over SSH: packages (complaint 7), pins, modes, hashes, unit, account, sockets."""
     for host in site.hosts:
-        versions = host.sh("dpkg-query -W -f '${Package} ${Version}\\n' | grep -E 'nvidia|libcuda'").splitlines()
-        assert {line.split()[1] for line in versions} == {f"{MID}-1"} and len(versions) == len(PACKAGES) + 2
-        policy = host.sh("apt-cache policy nvidia-driver-cuda")
+        machine = asked(host)
+        for name in [*PACKAGES, *FABRIC]:
+            assert machine.package(name).is_installed and machine.package(name).version == f"{MID}-1", name
+        policy = machine.check_output("apt-cache policy nvidia-driver-cuda")
         assert f"Candidate: {MID}-1" in policy and " 1001" in policy and f"{NEW}-1" in policy
-        assert "^libnvidia-" in host.sh("apt-config dump Unattended-Upgrade::Package-Blacklist")
-        (model,) = host.sh(f"ls -d {STATE}/models/*").splitlines()
-        manifest = json.loads(host.sh(f"cat {model}/manifest.json"))
-        for name, facts in manifest["files"].items():
-            assert host.sh(f"sha256sum {model}/{name}").split()[0] == facts["sha256"]
+        assert "^libnvidia-" in machine.check_output("apt-config dump Unattended-Upgrade::Package-Blacklist")
+
+        (model,) = machine.file(f"{STATE}/models").listdir()
+        folder = f"{STATE}/models/{model}"
+        manifest = json.loads(machine.file(f"{folder}/manifest.json").content_string)
         assert manifest["revision"] == site.supplies.model_revision()
-        modes = host.sh(f"stat -c %a {model} {model}/* {STATE}/venvs/vllm-*/bin/vllm").split()
-        assert set(modes) == {"755", "644"}
-        assert host.sh("systemctl show -p LoadState --value kvtrial-engine@control") == "loaded"
-        listening = host.sh("ss -Hltn").splitlines()
-        assert all(re.search(r":22\s", line) for line in listening), listening
+        for name, facts in manifest["files"].items():
+            file = machine.file(f"{folder}/{name}")
+            assert (file.sha256sum, file.mode, file.user) == (facts["sha256"], 0o644, "root"), name
+        (engine,) = [name for name in machine.file(f"{STATE}/venvs").listdir() if name.startswith("vllm-")]
+        assert (machine.file(folder).mode, machine.file(f"{STATE}/venvs/{engine}/bin/vllm").mode) == (0o755, 0o755)
+
+        unit = machine.file("/etc/systemd/system/kvtrial-engine@.service")
+        assert (unit.mode, unit.user, unit.group) == (0o644, "root", "root")
+        found = machine.service("kvtrial-engine@control").systemd_properties
+        wanted = {
+            "LoadState": "loaded",
+            "ActiveState": "inactive",
+            "Restart": "no",
+            "KillMode": "mixed",
+            "User": "kvtrial",
+            "NoNewPrivileges": "yes",
+            "ProtectSystem": "strict",
+            "DevicePolicy": "closed",
+        }
+        assert {name: found[name] for name in wanted} == wanted
+        assert machine.user("kvtrial").shell == "/usr/sbin/nologin"
+        listening = [name for name in machine.socket.get_listening_sockets() if not name.startswith("unix://")]
+        assert listening and all(name.endswith(":22") for name in listening), listening
 
 
+@pytest.mark.full
 def test_an_upgrade_of_the_system_leaves_the_driver_alone(site: Site) -> None:
     """Complaint 1: a newer driver is in the repository, and whatever upgrades packages does not take it."""
     site.supplies.repository.add(*debs(NEWER))
@@ -133,6 +169,32 @@ def test_an_upgrade_of_the_system_leaves_the_driver_alone(site: Site) -> None:
     assert site.driver()[0] == f"{MID} {MID}"
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("part", ["nvidia_driver", "vllm", "model", "workload", "engine"])
+def test_a_part_is_taken_alone_by_its_tag(site: Site, part: str) -> None:
+    """Checks and lock are taken all the same, and nothing of another part."""
+    done = site.plays.play(PROVISION, *ONE, "--tags", part, fails=False)
+    assert recap(done)["h1"]["changed"] == 0
+    assert "Take the host, so that no other provision" in done.stdout and "Give the host back" in done.stdout
+    roles = set(re.findall(r"TASK \[kvtrial\.vllm\.(\w+) : (?!Validating)", done.stdout))
+    assert part in roles and roles <= {"preflight", "nvidia_driver", "engine", part}
+
+
+@pytest.mark.full
+def test_a_canary_that_fails_keeps_the_driver_from_the_others(site: Site) -> None:
+    broken = "/usr/lib/kvtrial-standin/dkms-fails"
+    site.hosts[0].sh(f"touch {broken}")
+    site.plays.set(kvtrial_driver_version=NEW)
+    done = site.plays.play(PROVISION, *TWO, fails=True)
+    site.hosts[0].sh(f"rm {broken}")
+    said = " ".join(done.stdout.split())
+    assert f"h1: DKMS has no module {NEW}" in said
+    assert "h2: the driver was not touched, since the canary h1 did not take it" in said
+    for host in site.hosts[1:]:
+        assert host.sh("nvidia-smi --query-gpu=driver_version --format=csv,noheader") == MID
+
+
+@pytest.mark.full
 def test_driver_and_engine_are_upgraded_by_their_pins_even_where_packages_are_held(site: Site) -> None:
     """Complaint 2."""
     site.hosts[1].sh("apt-mark hold nvidia-driver-cuda libnvidia-ml1 libcuda1")
@@ -142,6 +204,7 @@ def test_driver_and_engine_are_upgraded_by_their_pins_even_where_packages_are_he
     assert [name[:11] for name in site.venvs()] == ["vllm-0.30.0", "vllm-0.33.0"]
 
 
+@pytest.mark.full
 def test_rollback_is_a_variable_and_fetches_nothing(site: Site) -> None:
     former = site.hosts[0].sh(f"stat -c %Y {STATE}/venvs/vllm-0.30.0-*/kvtrial-installed.json")
     site.plays.set(kvtrial_driver_version=MID, kvtrial_vllm_version="0.30.0")
@@ -151,6 +214,7 @@ def test_rollback_is_a_variable_and_fetches_nothing(site: Site) -> None:
     assert site.hosts[0].sh(f"stat -c %Y {STATE}/venvs/vllm-0.30.0-*/kvtrial-installed.json") == former
 
 
+@pytest.mark.full
 def test_drift_is_told_host_by_host(site: Site) -> None:
     odd = site.hosts[1]
     odd.sh("sed -i s/1001/400/ /etc/apt/preferences.d/kvtrial-nvidia-driver")
@@ -162,6 +226,7 @@ def test_drift_is_told_host_by_host(site: Site) -> None:
     assert site.changed("--limit", "h2") == {"h2": 1}
 
 
+@pytest.mark.full
 def test_a_damaged_model_is_found(site: Site) -> None:
     (model,) = site.hosts[2].sh(f"ls {STATE}/models/*/model.safetensors").splitlines()
     kept = site.hosts[2].sh(f"head -c 4 {model}")
@@ -171,6 +236,7 @@ def test_a_damaged_model_is_found(site: Site) -> None:
     site.hosts[2].sh(f"printf '{kept[0]}' | dd of={model} conv=notrunc status=none")
 
 
+@pytest.mark.full
 def test_an_experiment_refuses_hosts_that_differ_and_names_the_odd_one(site: Site) -> None:
     site.plays.set(
         protocol=str(ROOT / "tests" / "e2e" / "standin_protocol.yml"),
@@ -181,11 +247,12 @@ def test_an_experiment_refuses_hosts_that_differ_and_names_the_odd_one(site: Sit
     done = site.plays.play("experiment.yml", fails=True)
     assert "persistence_mode: h3 has Disabled, the other hosts Enabled" in last_line(done)
     assert "Plan the campaign" not in done.stdout
-    site.hosts[2].sh(f"rm {GPU}")
+    site.hosts[2].sh(f"rm -r {Path(GPU).parent}")
 
 
 def test_removal_leaves_nothing(site: Site) -> None:
+    assert all(len(left) > 100 for left in site.left().values())
     site.plays.play(PROVISION, "-e", "kvtrial_state=absent", fails=False)
+    assert site.left() == {host.name: set() for host in site.hosts}
     for host in site.hosts:
-        assert set(host.sh(OURS).splitlines()) - site.bare[host.name] == set()
         assert host.sh("cat /proc/driver/nvidia/version 2>/dev/null", check=False) == ""

@@ -3,18 +3,12 @@
 The stand-in driver is brought once; then each test plants one fault, and puts things right again.
 """
 
-import hashlib
-import json
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from playing import Playbooks, last_line, recap
+from playing import Playbooks, last_line
 from supplies import MID, NEW, OLD, Supplies
 from vendor import GPU, HEADERS, Deb, debs
 
@@ -111,6 +105,15 @@ def test_a_module_that_was_not_built_is_noticed_before_a_reboot(site: Site) -> N
     assert site.driver() == MID
 
 
+def test_an_installation_of_the_driver_that_was_killed_is_ended(site: Site) -> None:
+    """A library that dpkg had unpacked and not configured when it was killed."""
+    site.host.sh(f"cd /tmp; apt-get -q download libcuda1={MID}-1; dpkg --unpack libcuda1_*.deb; rm libcuda1_*.deb")
+    asked = "dpkg-query -W -f '${db:Status-Status} ${Version}' libcuda1"
+    assert site.host.sh(asked) == f"unpacked {MID}-1"
+    assert "has no lock" in site.refusal(vllm_lock="/nonexistent")
+    assert site.host.sh(asked) == f"installed {MID}-1" and site.driver() == MID
+
+
 def test_another_fabric_manager_is_noticed(site: Site) -> None:
     """Complaint 7."""
     site.host.sh(f"apt-get install -qy --allow-downgrades libnvidia-nscq={OLD}-1")
@@ -182,92 +185,3 @@ def test_a_wheel_that_is_missing_is_named(site: Site, tmp_path: Path) -> None:
 def test_the_wrong_model_is_refused_with_its_own_hash(site: Site) -> None:
     answer = site.refusal(kvtrial_model_manifest_revision="0" * 64)
     assert f"is {site.supplies.model_revision()}, model_upload_sha256 says 0000" in answer
-
-
-SENTINEL = "hf_SENTINEL_that_stands_nowhere_9Zq4"
-CONFIG = b'{"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, "torch_dtype": "bfloat16"}'
-REVISION = "c1899de289a04d12100db370d81485cdf75e47ca"
-
-
-class HubStandin(BaseHTTPRequestHandler):
-    """A hub with one model that only the sentinel's holder may read; a stand-in of the tests."""
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-    def do_GET(self) -> None:
-        if self.headers.get("Authorization") != f"Bearer {SENTINEL}":
-            self.send_error(401)
-            return
-        git = hashlib.sha1(b"blob %d\0" % len(CONFIG) + CONFIG).hexdigest()
-        weights = b"weights"
-        told = {"sha": REVISION, "siblings": [
-            {"rfilename": "config.json", "size": len(CONFIG), "blobId": git},
-            {"rfilename": "model.safetensors", "size": 7, "blobId": "x",
-             "lfs": {"sha256": hashlib.sha256(weights).hexdigest(), "size": 7}},
-        ]}  # fmt: skip
-        bodies = {"config.json": CONFIG, "model.safetensors": weights}
-        body = json.dumps(told).encode() if "/api/" in self.path else bodies[self.path.rsplit("/", 1)[1]]
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
-def holding_the_token(site: Site) -> list[str]:
-    """Where the sentinel stands on the host: files, and the journal. The pattern does not match itself."""
-    pattern = SENTINEL.replace("SENTINEL", "[S]ENTINEL")
-    places = f"{STATE} /var/log /run/log /etc /opt /tmp /var/tmp /dev/shm /root /home"
-    files = site.host.sh(f"grep -arl '{pattern}' {places} 2>/dev/null", check=False).splitlines()
-    journal = site.host.sh(f"journalctl --no-pager | grep -c '{pattern}'", check=False)
-    return files + (["the journal"] if journal != "0" else [])
-
-
-@pytest.fixture
-def hub(site: Site) -> Iterator[str]:
-    """The stand-in's address, in the controller's namespace."""
-    code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r});"
-        "from test_provision_faults import HubStandin; from http.server import ThreadingHTTPServer;"
-        "ThreadingHTTPServer(('10.77.0.1', 8090), HubStandin).serve_forever()"
-    )
-    server = subprocess.Popen(site.plays.fleet.entered(sys.executable, "-c", code))
-    for _ in range(100):
-        if site.plays.fleet.ctl("bash", "-c", "exec 3<>/dev/tcp/10.77.0.1/8090").returncode == 0:
-            break
-        time.sleep(0.1)
-    yield "http://10.77.0.1:8090"
-    server.kill()
-    server.wait()
-
-
-def test_the_token_stands_in_no_output_at_vvvv_and_nowhere_on_the_host(site: Site, hub: str, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text(SENTINEL + "\n")
-    settings = {
-        "kvtrial_model_upload": "",
-        "kvtrial_model_manifest_revision": "",
-        "kvtrial_model_endpoint": hub,
-        "kvtrial_model_repository": "Qwen/Qwen3-0.6B",
-        "kvtrial_model_revision": REVISION,
-    }
-    site.plays.set("h1", **settings)
-    refused = site.plays.play(PROVISION, fails=True)
-    assert "answered 401; the model needs a token: name its file in model_token_file" in last_line(refused)
-    site.plays.set("h1", **settings, kvtrial_model_token_file=str(token))
-    done = site.plays.play(PROVISION, "-vvvv", "--diff", fails=False)
-    again = site.plays.play(PROVISION, "-vvvv", fails=False)
-    assert SENTINEL not in done.stdout + done.stderr + again.stdout + again.stderr
-    assert recap(again)["h1"]["changed"] == 0
-    assert holding_the_token(site) == []
-    assert site.host.sh(f"cat {STATE}/models/Qwen--Qwen3-0.6B-{REVISION[:12]}/model.safetensors") == "weights"
-    site.plays.set("h1")
-
-
-def test_the_detector_finds_a_planted_sentinel(site: Site) -> None:
-    for place in (f"{STATE}/planted", "/var/log/planted"):
-        site.host.write(place, f"a line with {SENTINEL} in it\n")
-        assert holding_the_token(site) == [place]
-        site.host.sh(f"rm {place}")
-    site.host.sh(f"logger --tag planted {SENTINEL}; journalctl --sync")
-    assert "the journal" in holding_the_token(site)

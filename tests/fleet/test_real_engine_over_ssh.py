@@ -53,6 +53,12 @@ def project(playbooks, host_wheels):
     return project
 
 
+def records(project):
+    """The records of the last campaign, by pair and arm."""
+    found = [json.loads(path.read_text()) for path in project.results.glob("latest/runs/*/*/record.json")]
+    return {(record["pair"], record["arm"]): record for record in found}
+
+
 def test_the_real_engine_under_its_units_gives_a_sound_campaign(project):
     host = project.fleet.hosts[0]
     done = project.play("experiment.yml", "-e", "kvtrial_pairs=2", seconds=2000)
@@ -62,9 +68,8 @@ def test_the_real_engine_under_its_units_gives_a_sound_campaign(project):
     failed = [gate for gate in verdict["hosts"][0]["gates"] if gate["passed"] is not True]
     assert [gate for gate in failed if gate["gate"] not in QUIET] == []
     assert verdict["verdict"] == ("INVALID" if failed else "INCONCLUSIVE"), verdict["reason"]
-    records = [json.loads(path.read_text()) for path in project.results.glob("latest/runs/*/*/record.json")]
-    assert len(records) == 4
-    for record in records:
+    assert len(records(project)) == 4
+    for record in records(project).values():
         assert record["supervision"]["unit"] == f"kvtrial-engine@{record['arm']}.service"
         assert record["supervision"]["exposure"] < 3
         assert record["left_behind"] == ""
@@ -83,15 +88,11 @@ def test_the_real_engine_under_its_units_gives_a_sound_campaign(project):
 
 def test_the_record_is_the_local_one(project):
     """The same plan without systemd on the same host: the same requests, prompts and answers, the same facts."""
-    under_units = {
-        (r["pair"], r["arm"]): r
-        for r in (json.loads(p.read_text()) for p in project.results.glob("latest/runs/*/*/record.json"))
-    }
-    project.play("experiment.yml", "-e", "kvtrial_pairs=2", "-e", "kvtrial_supervisor=process", seconds=2000)
-    local = {
-        (r["pair"], r["arm"]): r
-        for r in (json.loads(p.read_text()) for p in project.results.glob("latest/runs/*/*/record.json"))
-    }
+    first = (project.results / "latest").resolve()
+    under_units = records(project)
+    done = project.play("experiment.yml", "-e", "kvtrial_pairs=2", "-e", "kvtrial_supervisor=process", seconds=2000)
+    assert (project.results / "latest").resolve() != first, done.stdout[-6000:]
+    local = records(project)
     assert under_units.keys() == local.keys()
     for key, one in under_units.items():
         other = local[key]
