@@ -189,7 +189,7 @@ def test_a_canary_that_fails_keeps_the_driver_from_the_others(site: Site) -> Non
     site.hosts[0].sh(f"rm {broken}")
     said = " ".join(done.stdout.split())
     assert f"h1: DKMS has no module {NEW}" in said
-    assert "h2: the driver was not touched, since the canary h1 did not take it" in said
+    # Ansible ends here: the canary was alone in its play.
     for host in site.hosts[1:]:
         assert host.sh("nvidia-smi --query-gpu=driver_version --format=csv,noheader") == MID
 
