@@ -88,8 +88,8 @@ def test_an_option_that_the_playbook_does_not_take_is_named(project, tools):
 def test_after_ctrl_c_the_playbook_has_the_last_word(project):
     made(project)
     playbook = project / ".venv" / "bin" / "ansible-playbook"
-    # As Ansible it takes a moment to end. Where a child is gone before make has seen the signal itself, make stumbles over
-    # its own bookkeeping and says so ("wait: No child processes").
+    # It takes a moment to end, as Ansible does. Where a child is gone before make has seen the signal, make loses count
+    # ("wait: No child processes").
     playbook.write_text(
         "#!/bin/bash\ntrap 'sleep 0.5; echo the last word; exit 99' INT\necho started\n"
         "while :; do sleep 1 & wait $!; done\n"
