@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from kvtrial.analysis.inputs import HostInput
 from kvtrial.analysis.launch import merged_args
+from kvtrial.analysis.objectives import refuse_objectives
 from kvtrial.analysis.onset import Length, ladder_levels, onset_words, predict_onset, refuse_ladder
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.launch import human_int
@@ -59,6 +60,7 @@ def _check_ladder(protocol: Protocol, ladder: Ladder) -> None:
     for arm in ladder.default_arms:
         if arm not in protocol.arms:
             raise UnusableInput(f"{where} runs by default the arm {arm}, which the protocol does not have.")
+    refuse_objectives(ladder.objectives, f"{where}: objectives")
     if not ladder.stall_multiple > 1 or not 0.05 <= ladder.watch_seconds <= 60:
         raise UnusableInput(
             f"{where}: stall_multiple={ladder.stall_multiple} must be above 1, and watch_seconds="

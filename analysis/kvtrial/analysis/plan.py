@@ -24,6 +24,7 @@ from kvtrial.analysis.laddering import (
 )
 from kvtrial.analysis.launch import TRANSFER, dashed, host_of_arm, merged_args, render
 from kvtrial.analysis.launch_arm import ended
+from kvtrial.analysis.objectives import with_own
 from kvtrial.analysis.protocols import check_pairs, load_protocol, only_arms, resolve, with_sizes
 from kvtrial.analysis.tiers import with_tier_sizes
 from kvtrial.analysis.workingset import (
@@ -136,7 +137,7 @@ def requested_protocol(request: Request) -> Protocol:
             protocol, ladder=msgspec.structs.replace(protocol.ladder, levels=request.ladder)
         )
     if protocol.ladder and request.objectives:
-        objectives = {**protocol.ladder.objectives, **request.objectives}
+        objectives = with_own(protocol.ladder.objectives, request.objectives)
         protocol = msgspec.structs.replace(
             protocol, ladder=msgspec.structs.replace(protocol.ladder, objectives=objectives)
         )

@@ -1,16 +1,19 @@
 """What a plan makes of a declared ladder: levels, comparisons, arms that can't run, mixes that only queue."""
 
+import math
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from build import PROTOCOLS
 from kvtrial.analysis.inputs import ModelInput, Request, read_request
-from kvtrial.analysis.laddering import answer_seconds, ladder_lines, refuse_arms
+from kvtrial.analysis.laddering import answer_seconds, ladder_lines, refuse_arms, with_ladder_comparisons
 from kvtrial.analysis.plan import for_host, make_plan, requested_protocol
 from kvtrial.analysis.protocols import load_protocol, only_arms
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import canonical_json
+from kvtrial.record.protocol import Objective
 from kvtrial.record.workload import request_shapes
 from ladder_build import cpu_host
 from msgspec import UNSET
@@ -253,9 +256,35 @@ def test_a_smaller_model_without_its_bytes_a_token_is_refused():
         read_request(raw)
 
 
-def test_own_objectives_stand_beside_the_protocols():
-    from kvtrial.record.protocol import Objective
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({}, "night sets no limit, so every level would keep it; give at least one of preemptions_per_1000_requests"),
+        ({"ttft_p95_seconds": -1}, r"night.ttft_p95_seconds=-1.0 is no limit; give a number of 0 or more"),
+        ({"ttft_p95_seconds": math.nan}, r"night.ttft_p95_seconds=nan is no limit"),
+        ({"e2e_p95_seconds": math.inf}, r"night.e2e_p95_seconds=inf is no limit"),
+    ],
+    ids=["none", "negative", "nan", "infinite"],
+)
+def test_an_objective_that_limits_nothing_is_refused_of_a_user_and_of_a_protocol(limits, said):
+    model = {"name": "m", "path": "", "revision": "", "kv_bytes_per_token": 512}
+    host = {"may_be_disturbed": True, "backend": "cpu", "vllm_version": "0.32.0", "vllm_venv": "", "model": model}
+    raw = {"protocol": "preemption_ladder", "protocols_dir": "", "results_dir": "", "hosts": {"h1": host}}
+    with pytest.raises(UnusableInput, match=f"kvtrial_objectives: {said}"):
+        read_request(raw | {"objectives": {"night": limits}})
+    protocol = load_protocol("preemption_ladder", PROTOCOLS)
+    ladder = replace(protocol.ladder, objectives={"night": msgspec.convert(limits, Objective)})
+    with pytest.raises(UnusableInput, match=f"protocol preemption_ladder: ladder: objectives: {said}"):
+        with_ladder_comparisons(replace(protocol, ladder=ladder))
 
+
+def test_a_limit_of_ones_own_leaves_the_profiles_other_limits():
+    own = requested_protocol(request(objectives={"interactive": Objective(ttft_p95_seconds=0.5)})).ladder.objectives
+    assert own["interactive"] == Objective(preemptions_per_1000_requests=0, ttft_p95_seconds=0.5, e2e_p95_seconds=30)
+    assert own["batch"].e2e_p95_seconds == 300
+
+
+def test_own_objectives_stand_beside_the_protocols():
     protocol = requested_protocol(request(objectives={"night": Objective(e2e_p95_seconds=5.0)}))
     assert set(protocol.ladder.objectives) == {"interactive", "batch", "night"}
 
