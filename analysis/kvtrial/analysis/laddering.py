@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from kvtrial.analysis.inputs import HostInput
 from kvtrial.analysis.launch import merged_args
 from kvtrial.analysis.objectives import refuse_objectives
-from kvtrial.analysis.onset import Length, ladder_levels, onset_words, predict_onset, refuse_ladder
+from kvtrial.analysis.onset import TOO_FEW, Length, ladder_levels, onset_words, predict_onset, refuse_ladder
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.launch import human_int
 from kvtrial.record.plan import HostPlan, OnsetPlan, PhasePlan
@@ -170,6 +170,8 @@ def levels_for(name: str, ladder: Ladder, onset: OnsetPlan, requests: int) -> li
         except UnusableInput as error:
             raise UnusableInput(f"host {name}: {error}") from None
         return sorted(ladder.levels)
+    if TOO_FEW in onset.why:
+        raise UnusableInput(f"host {name}: {onset_words(onset)} (kvtrial_sizes).")
     if onset.kind == "never":
         raise UnusableInput(
             f"host {name}: {onset_words(onset)}. Let the answers grow against the KV cache (longer answers, shorter "

@@ -93,6 +93,16 @@ def test_a_mix_that_can_only_queue_is_refused_before_anything_starts():
     assert labelled.hosts[0].ladder.onset["base"].kind == "never"
 
 
+def test_a_random_mix_with_too_few_requests_is_told_how_many_it_takes():
+    """All six run at once: nothing queues, and longer answers are not the cure."""
+    mix = str(ROOT / "tests" / "bench" / "mixes" / "random_128_64to448.yml")
+    with pytest.raises(UnusableInput, match=r"too few requests: set the size requests to \d+ or more") as refused:
+        planned(protocol=mix, host={"sizes": {"requests": 6}})
+    assert "queue" not in str(refused.value) and "Let the answers grow" not in str(refused.value)
+    enough = int(str(refused.value).split("requests to ")[1].split()[0])
+    assert planned(protocol=mix, host={"sizes": {"requests": enough}}).hosts[0].ladder.onset["base"].kind == "range"
+
+
 def test_a_ladder_of_ones_own_must_show_the_onset():
     with pytest.raises(UnusableInput, match=r"host h1: the ladder .* lacks 5"):
         planned(ladder=[1, 2, 3, 4, 6, 7])
