@@ -20,7 +20,7 @@ from kvtrial.analysis.levels import (
     stall_seconds_per_request,
 )
 from kvtrial.analysis.onset import onset_words, predict_onset
-from kvtrial.analysis.prices import Prices, Resources, costs
+from kvtrial.analysis.prices import Prices, Resources, costs, lacks_price
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.ladder import ArmLadder, LadderResult, Level, LevelCost, OutOf, Pattern, Reached
 from kvtrial.record.launch import parse_vllm_args
@@ -396,6 +396,13 @@ def _costs(
                 )
             )
     return found
+
+
+def no_cost(protocol: Protocol, pairs: Sequence[Pair], prices: Prices | None) -> list[str]:
+    """Why a user's prices give no cost on a host, in a sentence; nothing where they do, or where there are none."""
+    run = next((pair.runs[protocol.control] for pair in pairs if protocol.control in pair.runs), None)
+    lacking = None if prices is None or run is None else lacks_price(prices, resources_of(run))
+    return [] if lacking is None else [f"No cost: {lacking}."]
 
 
 # ---------------------------------------------------------------------------------------------------------- changes

@@ -5,7 +5,7 @@ from kvtrial.analysis.answer import ten_lines
 from kvtrial.analysis.ladder import first_out, level_facts, onset_error, pattern_of, reach
 from kvtrial.analysis.ledger import judge_moved, server_ledger
 from kvtrial.analysis.levels import phases_of
-from kvtrial.analysis.prices import Prices, Resources, costs, price_per_hour
+from kvtrial.analysis.prices import Prices, Resources, costs, lacks_price, price_per_hour
 from kvtrial.analysis.report import build_report
 from kvtrial.analysis.verdict import conclude
 from kvtrial.record.plan import OnsetPlan
@@ -183,6 +183,29 @@ def test_a_price_list_turns_a_level_into_money_and_nothing_is_said_without_one(v
     assert cost.per_million_output_tokens == pytest.approx(0.001 / level.output_tokens_per_second * 1e6)
     assert cost.per_request_within_objective == pytest.approx(0.001 / (level.output_tokens_per_second / 256))
     assert any(line.startswith("Cost of base at 4 in flight (interactive)") for line in priced.ladder.regime)
+
+
+@pytest.mark.parametrize(
+    ("prices", "said"),
+    [
+        (Prices("EUR", gpu_hour=2.4), "No cost: this host has no GPU that gpu_hour could be for; give replica_hour."),
+        (Prices("EUR", ram_gib_hour=0.1), "kvtrial_prices no price of a replica; give replica_hour."),
+    ],
+    ids=["GPUs", "RAM"],
+)
+def test_prices_that_give_no_cost_on_a_host_are_not_swallowed(verdict, prices, said):
+    priced = conclude(ladder_protocol(), {"h1": ladder_records()}, "c1", prices=prices)
+    assert priced.ladder.arms[0].costs == []
+    assert priced.ladder.regime[-1].endswith(said)
+    assert any(line.startswith("Profiles: ") and said in line for line in ten_lines(priced, "results/c1"))
+    assert not any(line.startswith("No cost") for line in verdict.ladder.regime)
+
+
+def test_gpus_without_a_price_are_named():
+    assert lacks_price(Prices("EUR", replica_hour=1.0), Resources(2, 0.0, 1)) == (
+        "kvtrial_prices names no price of the 2 GPUs in use; give gpu_hour"
+    )
+    assert lacks_price(Prices("EUR", gpu_hour=1.0), Resources(2, 0.0, 1)) is None
 
 
 def test_a_price_list_without_a_price_of_what_is_used_gives_no_cost():
