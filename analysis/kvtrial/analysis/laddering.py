@@ -86,10 +86,10 @@ def refuse_arms(name: str, host: HostInput, protocol: Protocol) -> None:
     for arm, declared in protocol.arms.items():
         lacking = _lacking(host, declared)
         if lacking is not None:
-            why = f" {declared.requires.why.rstrip('.')};" if declared.requires else ""
+            why = f"{declared.requires.why.rstrip('.')}; " if declared.requires else ""
             rest = [other for other in protocol.arms if other not in (arm, protocol.control)]
             choose = f"choose arms that can run here (-e arms={','.join(rest)})" if rest else "choose another arm"
-            raise UnusableInput(f"host {name}, arm {arm} can't run: {lacking}.{why} {choose}.")
+            raise UnusableInput(f"host {name}, arm {arm} can't run: {lacking}; {why}{choose}.")
 
 
 def _lacking(host: HostInput, declared: Arm) -> str | None:

@@ -127,18 +127,32 @@ def change_sentences(ladder: ArmLadder, control: ArmLadder) -> list[str]:
     more = ladder.fewer_preemptions_per_1000
     word = "fewer" if more >= 0 else "MORE"
     text = f"{ladder.arm} ({ladder.title}): {abs(more):.3g} {word} preemptions per 1,000 requests above the onset"
-    if ladder.fewer_preemptions_per_1000_per_unit is not None and ladder.cost_amount is not None:
-        less = "more" if ladder.cost_amount > 0 else "less"
-        text += (
-            f" for {_number(abs(ladder.cost_amount))} {less} {ladder.cost_unit}"
-            f" ({_number(abs(ladder.fewer_preemptions_per_1000_per_unit))} per {ladder.cost_unit})"
-        )
+    text += _taken(ladder)
     moved = ladder.moved_note or "where its delay went is not known"
     onset = f"onset {ladder.onset_measured}" if ladder.onset_measured is not None else "no preemption on this ladder"
     said = [f"{text}; {onset} (control {control.onset_measured}); {moved}."]
     if ladder.changes_work:
         said.append(f"{ladder.arm} changes the work: {ladder.changes_work}.")
     return said
+
+
+def _taken(ladder: ArmLadder) -> str:
+    """What a change takes. What it takes less of costs nothing by the piece: its price is queue and throughput."""
+    amount, unit, rate = ladder.cost_amount, ladder.cost_unit, ladder.fewer_preemptions_per_1000_per_unit
+    if not amount or unit is None:
+        return ""
+    what = unit if unit.startswith("GiB") else _plural(unit, abs(amount))
+    if amount < 0:
+        return f" with {_number(-amount)} {'less' if unit.startswith('GiB') else 'fewer'} {what}"
+    change = "fewer" if unit.startswith("token") else "more"
+    by_piece = "" if rate is None else f" ({_number(abs(rate))} per {unit})"
+    return f" for {_number(amount)} {change} {what}{by_piece}"
+
+
+def _plural(unit: str, count: float) -> str:
+    """A unit whose first word is counted: "tokens of answer"."""
+    head, _, rest = unit.partition(" ")
+    return unit if count == 1 else f"{head}s {rest}".rstrip()
 
 
 def cost_sentences(ladder: ArmLadder) -> list[str]:

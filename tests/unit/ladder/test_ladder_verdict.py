@@ -6,6 +6,7 @@ from kvtrial.analysis.ladder import first_out, level_facts, onset_error, pattern
 from kvtrial.analysis.ledger import judge_moved, server_ledger
 from kvtrial.analysis.levels import phases_of
 from kvtrial.analysis.prices import Prices, Resources, costs, lacks_price, price_per_hour
+from kvtrial.analysis.regime import change_sentences
 from kvtrial.analysis.report import build_report
 from kvtrial.analysis.verdict import conclude
 from kvtrial.record.plan import OnsetPlan
@@ -148,6 +149,28 @@ def test_what_a_change_buys_is_said_per_unit_of_what_it_costs(verdict):
     assert arm.fewer_preemptions_per_1000_per_unit == pytest.approx(500 / gib)
     fewer = next(arm for arm in verdict.ladder.arms if arm.arm == "fewer_seqs")
     assert (fewer.cost_unit, fewer.cost_amount) == ("sequence", -12)
+    said = {line.split(" ")[0]: line for line in verdict.ladder.regime if "above the onset" in line}
+    assert "above the onset for 0.000977 more GiB of KV cache (512,000 per GiB of KV cache); " in said["more_kv"]
+    # Sequences that it does without cost nothing by the piece.
+    assert "above the onset with 12 fewer sequences; " in said["fewer_seqs"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "amount", "said"),
+    [
+        ("sequence", -1.0, " with 1 fewer sequence; "),
+        ("GiB of KV cache", -2.0, " with 2 less GiB of KV cache; "),
+        ("token of answer", 128.0, " for 128 fewer tokens of answer (2 per token of answer); "),
+        ("replica", 1.0, " for 1 more replica (2 per replica); "),
+        ("GPU", 2.0, " for 2 more GPUs (2 per GPU); "),
+        (None, None, " above the onset; "),
+    ],
+)
+def test_what_a_change_takes_is_said_in_grammar(verdict, unit, amount, said):
+    base, more_kv = (next(arm for arm in verdict.ladder.arms if arm.arm == name) for name in ("base", "more_kv"))
+    rate = None if amount is None else 2.0
+    changed = replace(more_kv, cost_unit=unit, cost_amount=amount, fewer_preemptions_per_1000_per_unit=rate)
+    assert said in change_sentences(changed, base)[0]
 
 
 def test_the_first_resource_to_run_out_is_named_by_arm(verdict):
