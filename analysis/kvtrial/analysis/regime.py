@@ -111,12 +111,14 @@ def reserve_sentence(levels: Sequence[Level]) -> str:
 
 def recomputed_sentence(levels: Sequence[Level]) -> str:
     """The bound of recomputed tokens, and how it is made."""
+    if any(level.preemptions and level.recomputed_tokens_at_most is None for level in levels):
+        return "Recomputed: no bound can be given, since the longest request of a level is not known."
     most = sum(level.recomputed_tokens_at_most or 0 for level in levels)
     if not most:
         return ""
     return (
         f"Recomputed: at most {most:,} tokens. No version counts them; the bound is preemptions × (tokens of the "
-        f"longest request − 1) by level, and what of it the prefix cache gave back is counted nowhere."
+        f"longest request sent − 1) by level, and what of it the prefix cache gave back is counted nowhere."
     )
 
 

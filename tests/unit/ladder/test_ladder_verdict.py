@@ -6,7 +6,7 @@ from kvtrial.analysis.ladder import first_out, level_facts, onset_error, pattern
 from kvtrial.analysis.ledger import judge_moved, server_ledger
 from kvtrial.analysis.levels import phases_of
 from kvtrial.analysis.prices import Prices, Resources, costs, lacks_price, price_per_hour
-from kvtrial.analysis.regime import change_sentences
+from kvtrial.analysis.regime import change_sentences, recomputed_sentence
 from kvtrial.analysis.report import build_report
 from kvtrial.analysis.verdict import conclude
 from kvtrial.record.plan import OnsetPlan
@@ -140,6 +140,43 @@ def test_recomputed_tokens_are_a_bound_that_says_how_it_is_made(verdict):
     line = next(line for line in verdict.ladder.regime if line.startswith("Recomputed"))
     assert f"at most {72 * 511:,} tokens" in line
     assert "No version counts them" in line
+
+
+def failing(run, index, **changes):
+    """A run whose level 5 lost a request: it has no usage, so no prompt length of its own, and a part of its answer."""
+    lost = {"error_class": "server_died", "prompt_tokens": None, "output_tokens": 40, "finish_reason": None}
+    return replace(
+        run,
+        phases=[
+            replace(p, requests=[replace(f, **lost, **changes) if n == index else f for n, f in enumerate(p.requests)])
+            if p.name == "load_5"
+            else p
+            for p in run.phases
+        ],
+    )
+
+
+def test_the_bound_of_recomputed_tokens_counts_a_failed_request_with_the_answer_that_it_was_to_get():
+    run = next(run for run in ladder_records(pairs=1) if run.arm == "base")
+    long = {f.prompt_sha256: 700 for f in run.phases[0].requests[:1]}
+    run = replace(
+        run,
+        phases=[
+            replace(p, requests=[replace(f, prompt_tokens=long.get(f.prompt_sha256, 256)) for f in p.requests])
+            for p in run.phases
+        ],
+    )
+    # The longest request of the level fails; the level before it has its length.
+    assert level_facts([failing(run, 0)], "load_5", 256).recomputed_tokens_at_most == 2 * (700 + 256 - 1)
+    assert level_facts([failing(run, 0)], "load_5").recomputed_tokens_at_most == 2 * (700 + 512 - 1)
+    unknown = failing(run, 0, prompt_sha256="0" * 64)
+    assert level_facts([unknown], "load_5", 256).recomputed_tokens_at_most is None
+
+
+def test_a_bound_that_is_not_known_is_not_left_out(verdict):
+    levels = [replace(level, recomputed_tokens_at_most=None) for level in verdict.ladder.levels]
+    assert recomputed_sentence(levels).startswith("Recomputed: no bound can be given")
+    assert recomputed_sentence(levels[:2]) == ""
 
 
 def test_what_a_change_buys_is_said_per_unit_of_what_it_costs(verdict):
