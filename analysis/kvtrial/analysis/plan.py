@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from kvtrial.analysis.check import Finding, check_launches
 from kvtrial.analysis.effect import mde
+from kvtrial.analysis.gates.context import read_parameters
 from kvtrial.analysis.inputs import CHOSEN_SIZES, HostInput, Request, model_of
 from kvtrial.analysis.laddering import (
     answer_seconds,
@@ -251,6 +252,9 @@ def refuse(host_name: str, host: HostInput, protocol: Protocol) -> None:
                 f"host {host_name}, arm {name}: prefix caching is off, so nothing is cached that could be evicted and "
                 f"return; take {CACHING} out of kvtrial_engine_args and the protocol."
             )
+    for gate in protocol.gates:
+        # Their parameters may be sizes, which a host sets.
+        read_parameters(protocol, gate)
     refusals = [finding for finding in findings(host, protocol) if finding.severity == "refuse"]
     # Two interfaces at once make an arm look wrong in other ways too; the cause is named, not what follows from it.
     for finding in sorted(refusals, key=lambda finding: finding.class_ != "mixed_interfaces"):

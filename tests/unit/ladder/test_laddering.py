@@ -104,6 +104,12 @@ def test_a_random_mix_with_too_few_requests_is_told_how_many_it_takes():
     assert planned(protocol=mix, host={"sizes": {"requests": enough}}).hosts[0].ladder.onset["base"].kind == "range"
 
 
+def test_a_headroom_below_0_is_refused_where_a_host_sets_it():
+    with pytest.raises(UnusableInput, match=r"vram_headroom.*bytes=-5 is below 0.*give .* 0 or more"):
+        planned(host={"sizes": {"vram_headroom_bytes": -5}})
+    planned(host={"sizes": {"vram_headroom_bytes": 0}})
+
+
 def test_a_ladder_of_ones_own_must_show_the_onset():
     with pytest.raises(UnusableInput, match=r"host h1: the ladder .* lacks 5"):
         planned(ladder=[1, 2, 3, 4, 6, 7])

@@ -194,6 +194,14 @@ class Headroom(Struct, frozen=True, forbid_unknown_fields=True):
 
     bytes: int
 
+    def __post_init__(self) -> None:
+        """Raise ValueError below 0, where any use of VRAM would pass."""
+        if self.bytes < 0:
+            raise ValueError(
+                f"bytes={self.bytes} is below 0 and would pass whatever is used; give the bytes of VRAM that must stay "
+                f"free, 0 or more (size vram_headroom_bytes)"
+            )
+
 
 @gate("vram_headroom", Headroom)
 def vram_headroom(context: GateContext, parameters: Headroom) -> Decision:
