@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from kvtrial.analysis.armchange import refuse_idle_arms
 from kvtrial.analysis.check import Finding, check_launches
 from kvtrial.analysis.effect import mde
 from kvtrial.analysis.gates.context import read_parameters
@@ -99,6 +100,8 @@ def make_plan(request: Request, protocol: Protocol, traces: Traces = NO_TRACES) 
         }
     known: dict[bytes, RunNeeds] = {}
     planned = [_host_plan(name, request, protocols[name], traces, known, works[name]) for name in sorted(request.hosts)]
+    for part, _ in planned:
+        refuse_idle_arms(part, protocol, protocols[part.host])
     any_host = sorted(request.hosts)[0]
     return Plan(
         schema_version=SCHEMA_VERSION,

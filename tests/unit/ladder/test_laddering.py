@@ -104,6 +104,21 @@ def test_a_random_mix_with_too_few_requests_is_told_how_many_it_takes():
     assert planned(protocol=mix, host={"sizes": {"requests": enough}}).hosts[0].ladder.onset["base"].kind == "range"
 
 
+@pytest.mark.parametrize("arm", ["shorter_inputs", "truncated_answers"])
+def test_a_size_that_no_request_of_a_mix_depends_on_makes_no_arm(arm):
+    mix = str(ROOT / "tests" / "bench" / "mixes" / "random_128_64to448.yml")
+    with pytest.raises(UnusableInput, match=rf"host h1: arm {arm} \(\w+_tokens=128\) runs exactly as base does here"):
+        planned(protocol=mix, arms=[arm])
+    with pytest.raises(UnusableInput, match=r"leave it out \(-e arms=more_kv\)"):
+        planned(protocol=mix, arms=[arm, "more_kv"])
+
+
+def test_an_arm_whose_value_is_the_controls_is_refused_and_one_that_is_meant_to_be_the_same_is_not():
+    with pytest.raises(UnusableInput, match=r"arm smaller_batch \(max-num-batched-tokens=1024\) runs exactly as base"):
+        planned(arms=["smaller_batch"], host={"engine_args": cpu_host().engine_args | {"max-num-batched-tokens": 1024}})
+    assert list(planned(protocol="preemption_noise").hosts[0].launches) == ["base", "again"]
+
+
 def test_a_headroom_below_0_is_refused_where_a_host_sets_it():
     with pytest.raises(UnusableInput, match=r"vram_headroom.*bytes=-5 is below 0.*give .* 0 or more"):
         planned(host={"sizes": {"vram_headroom_bytes": -5}})
