@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from kvtrial.analysis.armchange import refuse_idle_arms
+from kvtrial.analysis.armchange import refuse_contrary_arms, refuse_idle_arms, refuse_reserves
 from kvtrial.analysis.check import Finding, check_launches
 from kvtrial.analysis.effect import mde
 from kvtrial.analysis.gates.context import read_parameters
@@ -98,6 +98,8 @@ def make_plan(request: Request, protocol: Protocol, traces: Traces = NO_TRACES) 
         works[name] = {
             arm: for_host(protocol, host, request.seed, arm, name) for arm, spec in protocol.arms.items() if spec.sizes
         }
+        refuse_contrary_arms(name, host, protocol, protocols[name])
+        refuse_reserves(name, protocols[name], works[name])
     known: dict[bytes, RunNeeds] = {}
     planned = [_host_plan(name, request, protocols[name], traces, known, works[name]) for name in sorted(request.hosts)]
     for part, _ in planned:

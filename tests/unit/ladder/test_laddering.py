@@ -113,9 +113,59 @@ def test_a_size_that_no_request_of_a_mix_depends_on_makes_no_arm(arm):
         planned(protocol=mix, arms=[arm, "more_kv"])
 
 
+BATCH = {"engine_args": cpu_host().engine_args | {"max-num-batched-tokens": 4096}}
+
+
+@pytest.mark.parametrize(
+    ("arm", "sizes", "said"),
+    [
+        ("more_kv", {"more_gpu_blocks": 33}, "num-gpu-blocks-override=33, base has 65; set more_gpu_blocks above 65"),
+        ("more_kv", {"more_gpu_blocks": 65}, "num-gpu-blocks-override=65, base has 65; set more_gpu_blocks above 65"),
+        ("fewer_seqs", {"fewer_seqs": 32}, "max-num-seqs=32, base has 16; set fewer_seqs below 16"),
+        (
+            "shorter_model_len",
+            {"shorter_model_tokens": 2048},
+            "max-model-len=2048, base has 1024; set shorter_model_tok",
+        ),
+        (
+            "longer_model_len",
+            {"longer_model_tokens": 512},
+            "max-model-len=512, base has 1024; set longer_model_tokens ab",
+        ),
+        (
+            "smaller_batch",
+            {"fewer_batched_tokens": 8192},
+            "max-num-batched-tokens=8192, base has 4096; set fewer_batche",
+        ),
+        (
+            "shorter_inputs",
+            {"prompt_tokens": 128, "requests": 16},
+            "prompt_tokens=128, base has 128; set prompt_tokens above 128",
+        ),
+        ("less_reserve", {"reserve_tokens": 300}, "reserve_tokens=320, base has 300; set reserve_tokens above 320"),
+        (
+            "less_reserve",
+            {"output_tokens": 400},
+            "so it cuts the answers, which it does not declare; set output_tokens to",
+        ),
+        (
+            "truncated_answers",
+            {"output_tokens": 100, "requests": 12},
+            "so it cuts no answer; set output_tokens abo",
+        ),
+        ("more_kv", {"output_tokens": 600}, "answers are to have 600 tokens (output_tokens) and may have 512"),
+    ],
+)
+def test_an_arm_whose_size_changes_nothing_or_the_opposite_is_refused(arm, sizes, said):
+    with pytest.raises(UnusableInput, match="host h1: ") as refused:
+        planned(arms=[arm], host={**BATCH, "sizes": sizes})
+    assert said in str(refused.value) and "kvtrial_sizes" in str(refused.value)
+
+
 def test_an_arm_whose_value_is_the_controls_is_refused_and_one_that_is_meant_to_be_the_same_is_not():
-    with pytest.raises(UnusableInput, match=r"arm smaller_batch \(max-num-batched-tokens=1024\) runs exactly as base"):
-        planned(arms=["smaller_batch"], host={"engine_args": cpu_host().engine_args | {"max-num-batched-tokens": 1024}})
+    fp8 = {"backend": "cuda", "engine_args": cpu_host().engine_args | {"kv-cache-dtype": "fp8"}}
+    with pytest.raises(UnusableInput, match=r"arm fp8_kv \(kv-cache-dtype=fp8\) runs exactly"):
+        planned(arms=["fp8_kv"], host=fp8 | {"sizes": {"fp8_gpu_blocks": 65}})
     assert list(planned(protocol="preemption_noise").hosts[0].launches) == ["base", "again"]
 
 
