@@ -17,7 +17,7 @@ def regime_of(result: LadderResult, control: str) -> list[str]:
     said += [recomputed_sentence(own.levels)]
     for ladder in result.arms:
         if ladder.arm != control:
-            said += change_sentences(ladder, own)
+            said += change_sentences(ladder, own) + instead_sentences(ladder, own)
     for ladder in result.arms:
         said += cost_sentences(ladder)
     return [sentence for sentence in said if sentence]
@@ -63,6 +63,21 @@ def reached_sentence(arm: str, entry: Reached) -> str:
     rate = "" if entry.output_tokens_per_second is None else f", {entry.output_tokens_per_second:,.0f} output tokens/s"
     end = f"; {entry.broken_by}" if entry.broken_by else "; no higher level was asked for"
     return f"Profile {entry.profile}: up to {entry.concurrency} in flight with {arm}{rate}{end}."
+
+
+def instead_sentences(ladder: ArmLadder, control: ArmLadder) -> list[str]:
+    """For each profile of which an arm keeps another load than the control: which, in place of which."""
+    theirs = {entry.profile: entry.concurrency for entry in control.reached}
+    said = []
+    for entry in ladder.reached:
+        mine, other = entry.concurrency, theirs.get(entry.profile)
+        if mine == other:
+            continue
+        reached = "not even one request at a time" if mine is None else f"up to {mine} in flight"
+        instead = "not even one request at a time" if other is None else f"{other}"
+        end = entry.broken_by or "no higher level was asked for"
+        said.append(f"With {ladder.arm} {entry.profile}: {reached} instead of {instead}; {end}.")
+    return said
 
 
 def process_sentence(levels: Sequence[Level]) -> str:

@@ -6,7 +6,7 @@ from kvtrial.analysis.ladder import first_out, level_facts, onset_error, pattern
 from kvtrial.analysis.ledger import judge_moved, server_ledger
 from kvtrial.analysis.levels import phases_of
 from kvtrial.analysis.prices import Prices, Resources, costs, lacks_price, price_per_hour
-from kvtrial.analysis.regime import change_sentences, recomputed_sentence
+from kvtrial.analysis.regime import change_sentences, instead_sentences, recomputed_sentence
 from kvtrial.analysis.report import build_report
 from kvtrial.analysis.verdict import conclude
 from kvtrial.record.plan import OnsetPlan
@@ -232,6 +232,22 @@ def test_profiles_reach_the_highest_level_below_which_all_keep_them(verdict):
     records = [run for run in ladder_records() if run.arm == "base"]
     own = reach(records, verdict.ladder.levels, "mine", Objective(ttft_p95_seconds=0.001))
     assert own.concurrency is None and "time to first token" in own.broken_by
+
+
+def test_what_an_arm_reaches_is_said_where_it_is_another_level_than_the_controls(verdict):
+    said = "With more_kv interactive: up to 7 in flight instead of 4; no higher level was asked for."
+    assert said in verdict.ladder.regime
+    change = next(line for line in ten_lines(verdict, "results/c1") if line.startswith("Change: more_kv"))
+    assert said in change and "With fewer_seqs" not in change
+    base, more_kv = (next(arm for arm in verdict.ladder.arms if arm.arm == name) for name in ("base", "more_kv"))
+    assert instead_sentences(replace(more_kv, reached=base.reached), base) == []
+    none = [replace(entry, concurrency=None, broken_by="at 1 in flight 3 requests failed") for entry in base.reached]
+    assert instead_sentences(replace(more_kv, reached=none), base)[0] == (
+        "With more_kv interactive: not even one request at a time instead of 4; at 1 in flight 3 requests failed."
+    )
+    assert instead_sentences(more_kv, replace(base, reached=none))[0].startswith(
+        "With more_kv interactive: up to 7 in flight instead of not even one request at a time; "
+    )
 
 
 def test_a_price_list_turns_a_level_into_money_and_nothing_is_said_without_one(verdict):
