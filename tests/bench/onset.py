@@ -133,6 +133,10 @@ def table() -> None:
                 {"subject": subject, "metric": "onset predicted, highest", "value": row["high"], "unit": "requests"},
                 {"subject": subject, "metric": "onset measured", "value": row["measured"], "unit": "requests"},
                 {"subject": subject, "metric": "inside the prediction", "value": int(inside), "unit": "1 is yes"},
+                *(
+                    {"subject": subject, "metric": f"at {level} in flight", "value": count, "unit": "preemptions"}
+                    for level, count in row["preemptions"].items()
+                ),
             ]
             counts = ", ".join(f"{level}: {count}" for level, count in row["preemptions"].items())
             print(f"{subject:28} {row['low']:>2} to {row['high']:<2} measured {row['measured']!s:>4} "

@@ -593,8 +593,13 @@ def ladder_lines(verdict: Verdict) -> list[str]:
         return []
     regime = verdict.ladder.regime
     profiles = " ".join(line.removeprefix("Profile ") for line in regime if line.startswith("Profile "))
-    changes = [line for line in regime if " preemptions per 1,000 requests above the onset" in line]
-    said = [f"Ladder: {regime[0]} {regime[1]}", *([f"Profiles: {profiles}"] if profiles else [])]
+    changes = [
+        " ".join([line, *(own for own in regime if own.startswith(f"With {line.split(' (')[0]} "))])
+        for line in regime
+        if " preemptions per 1,000 requests above the onset" in line
+    ]
+    unpriced = "".join(f" {line}" for line in regime if line.startswith("No cost: "))
+    said = [f"Ladder: {regime[0]} {regime[1]}", *([f"Profiles: {profiles}{unpriced}"] if profiles else [])]
     return [*said, *(f"Change: {line}" for line in changes)][:LADDER_LINES_MAX]
 
 

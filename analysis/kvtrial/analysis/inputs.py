@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Struct
 
+from kvtrial.analysis.objectives import refuse_objectives
 from kvtrial.analysis.prices import Prices, refuse_prices
 from kvtrial.record.cpulist import cpu_list
 from kvtrial.record.errors import UnusableInput
@@ -66,7 +67,7 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
     """What the user asked for. `project`: commit and dirty of the checkout that runs it.
 
     `trace`: the file of requests to replay, relative to `working_dir`, where the user stands. `ladder`, `objectives`
-    and `prices` are for protocols with a ladder: its levels, objectives by name beside or in place of the protocol's,
+    and `prices` are for protocols with a ladder: its levels, objectives by name beside or over the protocol's,
     and what the user pays.
     """
 
@@ -101,6 +102,7 @@ def read_request(raw: dict[str, Any]) -> Request:
         )
     if request.prices is not None:
         refuse_prices(request.prices)
+    refuse_objectives(request.objectives, "kvtrial_objectives")
     for name, host in hosts.items():
         _refuse_host_name(name)
         low, high = host.model.low_token_id, host.model.high_token_id

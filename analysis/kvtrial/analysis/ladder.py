@@ -20,13 +20,13 @@ from kvtrial.analysis.levels import (
     stall_seconds_per_request,
 )
 from kvtrial.analysis.onset import onset_words, predict_onset
-from kvtrial.analysis.prices import Prices, Resources, costs
+from kvtrial.analysis.prices import Prices, Resources, costs, lacks_price
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.ladder import ArmLadder, LadderResult, Level, LevelCost, OutOf, Pattern, Reached
 from kvtrial.record.launch import parse_vllm_args
 from kvtrial.record.plan import LadderPlan, OnsetPlan
 from kvtrial.record.protocol import Cost, Objective, Protocol
-from kvtrial.record.record import PhaseRecord, RequestFact, RunRecord
+from kvtrial.record.record import PhaseRecord, RunRecord
 from kvtrial.record.verdict import ComparisonResult, Moved
 
 GIB = 2**30
@@ -155,7 +155,8 @@ def _arm_ladder(
 ) -> ArmLadder:
     assert protocol.ladder
     predicted = _prediction(arm, runs[0], planned)
-    levels = [level_facts(runs, name) for name in (phase.name for phase in phases_of(runs[0], ALL_LEVELS))]
+    names = [phase.name for phase in phases_of(runs[0], ALL_LEVELS)]
+    levels = [level_facts(runs, name, _stop_after(protocol, name)) for name in names]
     reached = [reach(runs, levels, name, wanted) for name, wanted in protocol.ladder.objectives.items()]
     out, at, why = first_out(levels, _max_running(runs[0]))
     declared = protocol.arms[arm]
@@ -177,12 +178,12 @@ def _arm_ladder(
     return ladder if arm == protocol.control else _against(protocol, ladder, runs, control, pairs, comparisons)
 
 
-def level_facts(runs: Sequence[RunRecord], name: str) -> Level:
-    """A level over an arm's runs."""
+def level_facts(runs: Sequence[RunRecord], name: str, stop_after: int | None = None) -> Level:
+    """A level over an arm's runs. `stop_after`: answers end there, below the limit that was asked for."""
     phases = [phase for run in runs for phase in run.phases if phase.name == name]
     counts = [round(risen([phase], "preemptions") or 0) for phase in phases]
     facts = [request for phase in phases for request in phase.requests if request.error_class is None]
-    longest = max((tokens for fact in facts if (tokens := _tokens(fact)) is not None), default=None)
+    longest = _longest(runs, phases, stop_after)
     gaps = pooled(phases, lambda fact: fact.longest_gap_seconds)
     ledgers = [phase.ledger for phase in phases if phase.ledger is not None]
     server = [ledger for phase in phases if (ledger := server_ledger(phase)) is not None]
@@ -259,8 +260,36 @@ def pattern_of(phases: Sequence[PhaseRecord]) -> Pattern:
     return "one burst" if max(spans) <= BURST_SHARE else "continuous"
 
 
-def _tokens(fact: RequestFact) -> int | None:
-    return None if fact.prompt_tokens is None else fact.prompt_tokens + fact.output_tokens
+def _stop_after(protocol: Protocol, name: str) -> int | None:
+    """After how many tokens a level's answers end; None where nothing but their limit ends them."""
+    phase = next((phase for phase in protocol.phases if phase.name == name), None)
+    if phase is None or not isinstance(phase.stop_after, int) or not phase.prompts:
+        return None
+    return phase.stop_after
+
+
+def _longest(runs: Sequence[RunRecord], phases: Sequence[PhaseRecord], stop_after: int | None) -> int | None:
+    """The most tokens that a request sent at a level can have had, failed ones as well: those are preempted too.
+
+    A prompt's length is the engine's word, which a failed request lacks; the same prompt at another level has it. None
+    where no level has it, or where requests of several lengths are not all listed.
+    """
+    told = {
+        fact.prompt_sha256: fact.prompt_tokens
+        for run in runs
+        for phase in run.phases
+        for fact in phase.requests
+        if fact.prompt_tokens is not None
+    }
+    facts = [fact for phase in phases for fact in phase.requests]
+    if any(fact.prompt_sha256 not in told for fact in facts):
+        return None
+    most = {
+        told[fact.prompt_sha256] + max(fact.output_tokens, min(fact.max_tokens, stop_after or fact.max_tokens))
+        for fact in facts
+    }
+    unlisted = any(phase.sent > len(phase.requests) for phase in phases)
+    return None if unlisted and len(most) > 1 else max(most, default=None)
 
 
 def _mean_of(phase: PhaseRecord, histogram: str) -> float | None:
@@ -396,6 +425,13 @@ def _costs(
                 )
             )
     return found
+
+
+def no_cost(protocol: Protocol, pairs: Sequence[Pair], prices: Prices | None) -> list[str]:
+    """Why a user's prices give no cost on a host, in a sentence; nothing where they do, or where there are none."""
+    run = next((pair.runs[protocol.control] for pair in pairs if protocol.control in pair.runs), None)
+    lacking = None if prices is None or run is None else lacks_price(prices, resources_of(run))
+    return [] if lacking is None else [f"No cost: {lacking}."]
 
 
 # ---------------------------------------------------------------------------------------------------------- changes

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from kvtrial.analysis.inputs import HostInput
 from kvtrial.analysis.launch import merged_args
-from kvtrial.analysis.onset import Length, ladder_levels, onset_words, predict_onset, refuse_ladder
+from kvtrial.analysis.objectives import refuse_objectives
+from kvtrial.analysis.onset import TOO_FEW, Length, ladder_levels, onset_words, predict_onset, refuse_ladder
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.launch import human_int
 from kvtrial.record.plan import HostPlan, OnsetPlan, PhasePlan
@@ -59,6 +60,7 @@ def _check_ladder(protocol: Protocol, ladder: Ladder) -> None:
     for arm in ladder.default_arms:
         if arm not in protocol.arms:
             raise UnusableInput(f"{where} runs by default the arm {arm}, which the protocol does not have.")
+    refuse_objectives(ladder.objectives, f"{where}: objectives")
     if not ladder.stall_multiple > 1 or not 0.05 <= ladder.watch_seconds <= 60:
         raise UnusableInput(
             f"{where}: stall_multiple={ladder.stall_multiple} must be above 1, and watch_seconds="
@@ -84,10 +86,10 @@ def refuse_arms(name: str, host: HostInput, protocol: Protocol) -> None:
     for arm, declared in protocol.arms.items():
         lacking = _lacking(host, declared)
         if lacking is not None:
-            why = f" {declared.requires.why.rstrip('.')};" if declared.requires else ""
+            why = f"{declared.requires.why.rstrip('.')}; " if declared.requires else ""
             rest = [other for other in protocol.arms if other not in (arm, protocol.control)]
             choose = f"choose arms that can run here (-e arms={','.join(rest)})" if rest else "choose another arm"
-            raise UnusableInput(f"host {name}, arm {arm} can't run: {lacking}.{why} {choose}.")
+            raise UnusableInput(f"host {name}, arm {arm} can't run: {lacking}; {why}{choose}.")
 
 
 def _lacking(host: HostInput, declared: Arm) -> str | None:
@@ -168,6 +170,8 @@ def levels_for(name: str, ladder: Ladder, onset: OnsetPlan, requests: int) -> li
         except UnusableInput as error:
             raise UnusableInput(f"host {name}: {error}") from None
         return sorted(ladder.levels)
+    if TOO_FEW in onset.why:
+        raise UnusableInput(f"host {name}: {onset_words(onset)} (kvtrial_sizes).")
     if onset.kind == "never":
         raise UnusableInput(
             f"host {name}: {onset_words(onset)}. Let the answers grow against the KV cache (longer answers, shorter "

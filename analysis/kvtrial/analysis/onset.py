@@ -25,6 +25,9 @@ MOST_RATIO = 1.3
 """Between adjacent levels near the onset."""
 REPLAYED_REQUESTS_MAX = 400
 REPLAYED_LEVELS_MAX = 512
+MOST_REQUESTS = 10**9
+TOO_FEW = "too few requests"
+"""In the reason of an onset that more requests would show."""
 TURNAROUNDS_STEPS = (0, 2, 6)
 """Engine steps between the end of an answer and the next request's arrival."""
 STAGGERS_STEPS = (0, 1, 4)
@@ -123,6 +126,13 @@ def _range(
     ]
     found = [level for level in first if level is not None]
     what = f"requests of {len(set(lengths))} different lengths, {usable_blocks} blocks of {block_tokens} tokens"
+    if not found and _all_at_once(lengths, usable_blocks, block_tokens, max_running):
+        top = ladder_levels(OnsetPlan(kind="never", low=None, high=None, last_safe=safe, why=""), MOST_REQUESTS)[-1]
+        why = (
+            f"{what}; all {most} are let in at once and fit, {TOO_FEW}: set the size requests to {max(top, 2 * most)} "
+            f"or more"
+        )
+        return OnsetPlan(kind="never", low=None, high=None, last_safe=safe, why=why)
     if not found:
         limit = f"max-num-seqs {max_running}" if max_running is not None and most == max_running else f"{most}"
         return _never(safe, f"{what}; up to {limit} in flight no replay of their order preempts")
@@ -133,6 +143,16 @@ def _range(
         high = max(found)
         why = f"up to {safe} in flight any of them fit, and at {high} at the latest all replays preempted"
     return OnsetPlan(kind="range", low=safe + 1, high=high, last_safe=safe, why=f"{what}: {why}")
+
+
+def _all_at_once(lengths: Sequence[Length], usable_blocks: int, block_tokens: int, max_running: int | None) -> bool:
+    """Whether nobody queues even with all requests in flight: then more of them show what these can't."""
+    admitted = sum(blocks_at_admission(length, block_tokens) for length in lengths)
+    return (
+        len(lengths) <= REPLAYED_REQUESTS_MAX
+        and admitted <= usable_blocks
+        and (max_running is None or len(lengths) < max_running)
+    )
 
 
 def _never(safe: int, why: str) -> OnsetPlan:
@@ -250,7 +270,7 @@ def refuse_ladder(levels: Sequence[int], onset: OnsetPlan) -> None:
     """Raise UnusableInput, with a ladder that would do, for levels that can't show where preemption begins."""
     problem = _ladder_problem(sorted(levels), onset)
     if problem:
-        wanted = ladder_levels(onset, 10**9)
+        wanted = ladder_levels(onset, MOST_REQUESTS)
         raise UnusableInput(
             f"the ladder {sorted(levels)} {problem}; leave kvtrial_ladder out, or give for example {wanted}."
         )

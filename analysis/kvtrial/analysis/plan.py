@@ -10,8 +10,10 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
+from kvtrial.analysis.armchange import refuse_contrary_arms, refuse_idle_arms, refuse_reserves
 from kvtrial.analysis.check import Finding, check_launches
 from kvtrial.analysis.effect import mde
+from kvtrial.analysis.gates.context import read_parameters
 from kvtrial.analysis.inputs import CHOSEN_SIZES, HostInput, Request, model_of
 from kvtrial.analysis.laddering import (
     answer_seconds,
@@ -24,6 +26,7 @@ from kvtrial.analysis.laddering import (
 )
 from kvtrial.analysis.launch import TRANSFER, dashed, host_of_arm, merged_args, render
 from kvtrial.analysis.launch_arm import ended
+from kvtrial.analysis.objectives import with_own
 from kvtrial.analysis.protocols import check_pairs, load_protocol, only_arms, resolve, with_sizes
 from kvtrial.analysis.tiers import with_tier_sizes
 from kvtrial.analysis.workingset import (
@@ -95,8 +98,12 @@ def make_plan(request: Request, protocol: Protocol, traces: Traces = NO_TRACES) 
         works[name] = {
             arm: for_host(protocol, host, request.seed, arm, name) for arm, spec in protocol.arms.items() if spec.sizes
         }
+        refuse_contrary_arms(name, host, protocol, protocols[name])
+        refuse_reserves(name, protocols[name], works[name])
     known: dict[bytes, RunNeeds] = {}
     planned = [_host_plan(name, request, protocols[name], traces, known, works[name]) for name in sorted(request.hosts)]
+    for part, _ in planned:
+        refuse_idle_arms(part, protocol, protocols[part.host])
     any_host = sorted(request.hosts)[0]
     return Plan(
         schema_version=SCHEMA_VERSION,
@@ -136,7 +143,7 @@ def requested_protocol(request: Request) -> Protocol:
             protocol, ladder=msgspec.structs.replace(protocol.ladder, levels=request.ladder)
         )
     if protocol.ladder and request.objectives:
-        objectives = {**protocol.ladder.objectives, **request.objectives}
+        objectives = with_own(protocol.ladder.objectives, request.objectives)
         protocol = msgspec.structs.replace(
             protocol, ladder=msgspec.structs.replace(protocol.ladder, objectives=objectives)
         )
@@ -250,6 +257,9 @@ def refuse(host_name: str, host: HostInput, protocol: Protocol) -> None:
                 f"host {host_name}, arm {name}: prefix caching is off, so nothing is cached that could be evicted and "
                 f"return; take {CACHING} out of kvtrial_engine_args and the protocol."
             )
+    for gate in protocol.gates:
+        # Their parameters may be sizes, which a host sets.
+        read_parameters(protocol, gate)
     refusals = [finding for finding in findings(host, protocol) if finding.severity == "refuse"]
     # Two interfaces at once make an arm look wrong in other ways too; the cause is named, not what follows from it.
     for finding in sorted(refusals, key=lambda finding: finding.class_ != "mixed_interfaces"):

@@ -49,15 +49,25 @@ def refuse_prices(prices: Prices) -> None:
             raise UnusableInput(f"kvtrial_prices: {name}={price} is no price; give a number of 0 or more.")
 
 
-def price_per_hour(prices: Prices, resources: Resources) -> float | None:
-    """The price of an hour, None where the list lacks a price of something that is used and priced nowhere else.
+def lacks_price(prices: Prices, resources: Resources) -> str | None:
+    """Which price a list lacks for an hour to have one, with what to do, without its full stop; None where it has all.
 
     GPUs must have a price where there are GPUs, and replicas where there are none; RAM without a price is taken to
     be in the price of its host.
     """
     if resources.gpus and prices.gpu_hour is None:
-        return None
+        return f"kvtrial_prices names no price of the {resources.gpus} GPUs in use; give gpu_hour"
     if not resources.gpus and prices.replica_hour is None:
+        priced = (
+            "that gpu_hour could be for" if prices.gpu_hour is not None else "and kvtrial_prices no price of a replica"
+        )
+        return f"this host has no GPU {priced}; give replica_hour"
+    return None
+
+
+def price_per_hour(prices: Prices, resources: Resources) -> float | None:
+    """The price of an hour, None where the list lacks one that it takes (`lacks_price`)."""
+    if lacks_price(prices, resources) is not None:
         return None
     return (
         resources.gpus * (prices.gpu_hour or 0.0)

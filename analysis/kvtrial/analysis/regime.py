@@ -17,7 +17,7 @@ def regime_of(result: LadderResult, control: str) -> list[str]:
     said += [recomputed_sentence(own.levels)]
     for ladder in result.arms:
         if ladder.arm != control:
-            said += change_sentences(ladder, own)
+            said += change_sentences(ladder, own) + instead_sentences(ladder, own)
     for ladder in result.arms:
         said += cost_sentences(ladder)
     return [sentence for sentence in said if sentence]
@@ -63,6 +63,21 @@ def reached_sentence(arm: str, entry: Reached) -> str:
     rate = "" if entry.output_tokens_per_second is None else f", {entry.output_tokens_per_second:,.0f} output tokens/s"
     end = f"; {entry.broken_by}" if entry.broken_by else "; no higher level was asked for"
     return f"Profile {entry.profile}: up to {entry.concurrency} in flight with {arm}{rate}{end}."
+
+
+def instead_sentences(ladder: ArmLadder, control: ArmLadder) -> list[str]:
+    """For each profile of which an arm keeps another load than the control: which, in place of which."""
+    theirs = {entry.profile: entry.concurrency for entry in control.reached}
+    said = []
+    for entry in ladder.reached:
+        mine, other = entry.concurrency, theirs.get(entry.profile)
+        if mine == other:
+            continue
+        reached = "not even one request at a time" if mine is None else f"up to {mine} in flight"
+        instead = "not even one request at a time" if other is None else f"{other}"
+        end = entry.broken_by or "no higher level was asked for"
+        said.append(f"With {ladder.arm} {entry.profile}: {reached} instead of {instead}; {end}.")
+    return said
 
 
 def process_sentence(levels: Sequence[Level]) -> str:
@@ -111,12 +126,14 @@ def reserve_sentence(levels: Sequence[Level]) -> str:
 
 def recomputed_sentence(levels: Sequence[Level]) -> str:
     """The bound of recomputed tokens, and how it is made."""
+    if any(level.preemptions and level.recomputed_tokens_at_most is None for level in levels):
+        return "Recomputed: no bound can be given, since the longest request of a level is not known."
     most = sum(level.recomputed_tokens_at_most or 0 for level in levels)
     if not most:
         return ""
     return (
         f"Recomputed: at most {most:,} tokens. No version counts them; the bound is preemptions × (tokens of the "
-        f"longest request − 1) by level, and what of it the prefix cache gave back is counted nowhere."
+        f"longest request sent − 1) by level, and what of it the prefix cache gave back is counted nowhere."
     )
 
 
@@ -127,18 +144,32 @@ def change_sentences(ladder: ArmLadder, control: ArmLadder) -> list[str]:
     more = ladder.fewer_preemptions_per_1000
     word = "fewer" if more >= 0 else "MORE"
     text = f"{ladder.arm} ({ladder.title}): {abs(more):.3g} {word} preemptions per 1,000 requests above the onset"
-    if ladder.fewer_preemptions_per_1000_per_unit is not None and ladder.cost_amount is not None:
-        less = "more" if ladder.cost_amount > 0 else "less"
-        text += (
-            f" for {_number(abs(ladder.cost_amount))} {less} {ladder.cost_unit}"
-            f" ({_number(abs(ladder.fewer_preemptions_per_1000_per_unit))} per {ladder.cost_unit})"
-        )
+    text += _taken(ladder)
     moved = ladder.moved_note or "where its delay went is not known"
     onset = f"onset {ladder.onset_measured}" if ladder.onset_measured is not None else "no preemption on this ladder"
     said = [f"{text}; {onset} (control {control.onset_measured}); {moved}."]
     if ladder.changes_work:
         said.append(f"{ladder.arm} changes the work: {ladder.changes_work}.")
     return said
+
+
+def _taken(ladder: ArmLadder) -> str:
+    """What a change takes. What it takes less of costs nothing by the piece: its price is queue and throughput."""
+    amount, unit, rate = ladder.cost_amount, ladder.cost_unit, ladder.fewer_preemptions_per_1000_per_unit
+    if not amount or unit is None:
+        return ""
+    what = unit if unit.startswith("GiB") else _plural(unit, abs(amount))
+    if amount < 0:
+        return f" with {_number(-amount)} {'less' if unit.startswith('GiB') else 'fewer'} {what}"
+    change = "fewer" if unit.startswith("token") else "more"
+    by_piece = "" if rate is None else f" ({_number(abs(rate))} per {unit})"
+    return f" for {_number(amount)} {change} {what}{by_piece}"
+
+
+def _plural(unit: str, count: float) -> str:
+    """A unit whose first word is counted: "tokens of answer"."""
+    head, _, rest = unit.partition(" ")
+    return unit if count == 1 else f"{head}s {rest}".rstrip()
 
 
 def cost_sentences(ladder: ArmLadder) -> list[str]:

@@ -19,7 +19,7 @@ from kvtrial.analysis.hostverdict import (
     with_moved,
     without_effect,
 )
-from kvtrial.analysis.ladder import host_ladder
+from kvtrial.analysis.ladder import host_ladder, no_cost
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.mixes import declared_shares, saturated_phases
 from kvtrial.analysis.prices import Prices
@@ -128,7 +128,8 @@ def _with_ladder(
     )
     if ladder is None:
         return outcome
-    ladder = replace(ladder, regime=regime_of(ladder, protocol.control))
+    unpriced = no_cost(protocol, outcome.pairs.valid, prices)
+    ladder = replace(ladder, regime=regime_of(ladder, protocol.control) + unpriced)
     compared = with_ledger_moved(outcome.verdict.comparisons, [ladder])
     return replace(outcome, verdict=replace(outcome.verdict, ladder=ladder, comparisons=compared))
 

@@ -13,7 +13,8 @@ class Level(Struct, frozen=True):
 
     `preemptions_by_run`: in the order of pairs. `pattern`: how they lie in time. Queue time is the engine's and holds
     no wait after a preemption; `stall_seconds_per_request` is the client's and bounds those waits from above.
-    `recomputed_tokens_at_most`: preemptions × the longest request's tokens, since no version counts them.
+    `recomputed_tokens_at_most`: preemptions × the longest request's tokens, since no version counts them;
+    the longest of all that were sent, failed ones with the answer that they were to get. None where it isn't known.
     `limit_reached_share`: of answers as long as the max_tokens that was asked for. `server_difference_share`: what
     queue + prefill + decode leave of end-to-end, in the run where it is largest; `server_outside_core_share`: what of
     that run's end-to-end the times to first token show outside the engine core.

@@ -10,9 +10,9 @@ LADDER_GATES = {"levels_reset", "server_time_adds_up", "capacity_as_planned", "v
 GPU = {"name": "Example GPU", "memory.total": "143771"}
 
 
-def judged(records):
+def judged(records, protocol=None):
     pairs = sort_pairs(records, list(ARMS), {n: len(ARMS) for n in range(1, 7)}, MAX_PAIR_GAP_SECONDS)
-    context = GateContext(ladder_protocol(), "h1", pairs, completed_runs(records, pairs))
+    context = GateContext(protocol or ladder_protocol(), "h1", pairs, completed_runs(records, pairs))
     return {result.gate: result for result in run_gates(context)}
 
 
@@ -159,6 +159,17 @@ def test_time_outside_the_engine_core_is_shown_and_is_no_fault_of_the_books():
 )
 def test_time_that_no_way_explains_is_a_fault_of_the_books(change):
     assert judged(everywhere(change))["server_time_adds_up"].passed is False
+
+
+@pytest.mark.parametrize(("bound", "passed"), [(0.05, True), (0.02, False)])
+def test_a_campaign_recorded_with_the_earlier_name_of_the_bound_is_judged_by_it(bound, passed):
+    """Its value is of a request, whatever is in flight: 25 ms lie within 50 and beyond 20."""
+    protocol = ladder_protocol()
+    declared = {"tolerance_percent": 2, "outside_core_max_seconds": bound}
+    result = judged(in_the_api_server(0.2), replace(protocol, gates=protocol.gates | {"server_time_adds_up": declared}))
+    assert result["server_time_adds_up"].passed is passed
+    if passed:
+        assert "0.05 s there (outside_core_max_seconds, an earlier bound)" in result["server_time_adds_up"].detail
 
 
 def test_of_what_the_engines_times_leave_is_said_what_lies_outside_its_core():

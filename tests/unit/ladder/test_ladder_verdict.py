@@ -5,7 +5,8 @@ from kvtrial.analysis.answer import ten_lines
 from kvtrial.analysis.ladder import first_out, level_facts, onset_error, pattern_of, reach
 from kvtrial.analysis.ledger import judge_moved, server_ledger
 from kvtrial.analysis.levels import phases_of
-from kvtrial.analysis.prices import Prices, Resources, costs, price_per_hour
+from kvtrial.analysis.prices import Prices, Resources, costs, lacks_price, price_per_hour
+from kvtrial.analysis.regime import change_sentences, instead_sentences, recomputed_sentence
 from kvtrial.analysis.report import build_report
 from kvtrial.analysis.verdict import conclude
 from kvtrial.record.plan import OnsetPlan
@@ -141,6 +142,43 @@ def test_recomputed_tokens_are_a_bound_that_says_how_it_is_made(verdict):
     assert "No version counts them" in line
 
 
+def failing(run, index, **changes):
+    """A run whose level 5 lost a request: it has no usage, so no prompt length of its own, and a part of its answer."""
+    lost = {"error_class": "server_died", "prompt_tokens": None, "output_tokens": 40, "finish_reason": None}
+    return replace(
+        run,
+        phases=[
+            replace(p, requests=[replace(f, **lost, **changes) if n == index else f for n, f in enumerate(p.requests)])
+            if p.name == "load_5"
+            else p
+            for p in run.phases
+        ],
+    )
+
+
+def test_the_bound_of_recomputed_tokens_counts_a_failed_request_with_the_answer_that_it_was_to_get():
+    run = next(run for run in ladder_records(pairs=1) if run.arm == "base")
+    long = {f.prompt_sha256: 700 for f in run.phases[0].requests[:1]}
+    run = replace(
+        run,
+        phases=[
+            replace(p, requests=[replace(f, prompt_tokens=long.get(f.prompt_sha256, 256)) for f in p.requests])
+            for p in run.phases
+        ],
+    )
+    # The longest request of the level fails; the level before it has its length.
+    assert level_facts([failing(run, 0)], "load_5", 256).recomputed_tokens_at_most == 2 * (700 + 256 - 1)
+    assert level_facts([failing(run, 0)], "load_5").recomputed_tokens_at_most == 2 * (700 + 512 - 1)
+    unknown = failing(run, 0, prompt_sha256="0" * 64)
+    assert level_facts([unknown], "load_5", 256).recomputed_tokens_at_most is None
+
+
+def test_a_bound_that_is_not_known_is_not_left_out(verdict):
+    levels = [replace(level, recomputed_tokens_at_most=None) for level in verdict.ladder.levels]
+    assert recomputed_sentence(levels).startswith("Recomputed: no bound can be given")
+    assert recomputed_sentence(levels[:2]) == ""
+
+
 def test_what_a_change_buys_is_said_per_unit_of_what_it_costs(verdict):
     arm = next(arm for arm in verdict.ladder.arms if arm.arm == "more_kv")
     gib = 64 * 32 * 512 / 2**30
@@ -148,6 +186,28 @@ def test_what_a_change_buys_is_said_per_unit_of_what_it_costs(verdict):
     assert arm.fewer_preemptions_per_1000_per_unit == pytest.approx(500 / gib)
     fewer = next(arm for arm in verdict.ladder.arms if arm.arm == "fewer_seqs")
     assert (fewer.cost_unit, fewer.cost_amount) == ("sequence", -12)
+    said = {line.split(" ")[0]: line for line in verdict.ladder.regime if "above the onset" in line}
+    assert "above the onset for 0.000977 more GiB of KV cache (512,000 per GiB of KV cache); " in said["more_kv"]
+    # Sequences that it does without cost nothing by the piece.
+    assert "above the onset with 12 fewer sequences; " in said["fewer_seqs"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "amount", "said"),
+    [
+        ("sequence", -1.0, " with 1 fewer sequence; "),
+        ("GiB of KV cache", -2.0, " with 2 less GiB of KV cache; "),
+        ("token of answer", 128.0, " for 128 fewer tokens of answer (2 per token of answer); "),
+        ("replica", 1.0, " for 1 more replica (2 per replica); "),
+        ("GPU", 2.0, " for 2 more GPUs (2 per GPU); "),
+        (None, None, " above the onset; "),
+    ],
+)
+def test_what_a_change_takes_is_said_in_grammar(verdict, unit, amount, said):
+    base, more_kv = (next(arm for arm in verdict.ladder.arms if arm.arm == name) for name in ("base", "more_kv"))
+    rate = None if amount is None else 2.0
+    changed = replace(more_kv, cost_unit=unit, cost_amount=amount, fewer_preemptions_per_1000_per_unit=rate)
+    assert said in change_sentences(changed, base)[0]
 
 
 def test_the_first_resource_to_run_out_is_named_by_arm(verdict):
@@ -174,6 +234,22 @@ def test_profiles_reach_the_highest_level_below_which_all_keep_them(verdict):
     assert own.concurrency is None and "time to first token" in own.broken_by
 
 
+def test_what_an_arm_reaches_is_said_where_it_is_another_level_than_the_controls(verdict):
+    said = "With more_kv interactive: up to 7 in flight instead of 4; no higher level was asked for."
+    assert said in verdict.ladder.regime
+    change = next(line for line in ten_lines(verdict, "results/c1") if line.startswith("Change: more_kv"))
+    assert said in change and "With fewer_seqs" not in change
+    base, more_kv = (next(arm for arm in verdict.ladder.arms if arm.arm == name) for name in ("base", "more_kv"))
+    assert instead_sentences(replace(more_kv, reached=base.reached), base) == []
+    none = [replace(entry, concurrency=None, broken_by="at 1 in flight 3 requests failed") for entry in base.reached]
+    assert instead_sentences(replace(more_kv, reached=none), base)[0] == (
+        "With more_kv interactive: not even one request at a time instead of 4; at 1 in flight 3 requests failed."
+    )
+    assert instead_sentences(more_kv, replace(base, reached=none))[0].startswith(
+        "With more_kv interactive: up to 7 in flight instead of not even one request at a time; "
+    )
+
+
 def test_a_price_list_turns_a_level_into_money_and_nothing_is_said_without_one(verdict):
     assert all(arm.costs == [] for arm in verdict.ladder.arms)
     prices = Prices(currency="EUR", replica_hour=3.6)
@@ -183,6 +259,29 @@ def test_a_price_list_turns_a_level_into_money_and_nothing_is_said_without_one(v
     assert cost.per_million_output_tokens == pytest.approx(0.001 / level.output_tokens_per_second * 1e6)
     assert cost.per_request_within_objective == pytest.approx(0.001 / (level.output_tokens_per_second / 256))
     assert any(line.startswith("Cost of base at 4 in flight (interactive)") for line in priced.ladder.regime)
+
+
+@pytest.mark.parametrize(
+    ("prices", "said"),
+    [
+        (Prices("EUR", gpu_hour=2.4), "No cost: this host has no GPU that gpu_hour could be for; give replica_hour."),
+        (Prices("EUR", ram_gib_hour=0.1), "kvtrial_prices no price of a replica; give replica_hour."),
+    ],
+    ids=["GPUs", "RAM"],
+)
+def test_prices_that_give_no_cost_on_a_host_are_not_swallowed(verdict, prices, said):
+    priced = conclude(ladder_protocol(), {"h1": ladder_records()}, "c1", prices=prices)
+    assert priced.ladder.arms[0].costs == []
+    assert priced.ladder.regime[-1].endswith(said)
+    assert any(line.startswith("Profiles: ") and said in line for line in ten_lines(priced, "results/c1"))
+    assert not any(line.startswith("No cost") for line in verdict.ladder.regime)
+
+
+def test_gpus_without_a_price_are_named():
+    assert lacks_price(Prices("EUR", replica_hour=1.0), Resources(2, 0.0, 1)) == (
+        "kvtrial_prices names no price of the 2 GPUs in use; give gpu_hour"
+    )
+    assert lacks_price(Prices("EUR", gpu_hour=1.0), Resources(2, 0.0, 1)) is None
 
 
 def test_a_price_list_without_a_price_of_what_is_used_gives_no_cost():

@@ -1,16 +1,20 @@
 """What a plan makes of a declared ladder: levels, comparisons, arms that can't run, mixes that only queue."""
 
+import math
+import re
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 from build import PROTOCOLS
 from kvtrial.analysis.inputs import ModelInput, Request, read_request
-from kvtrial.analysis.laddering import answer_seconds, ladder_lines, refuse_arms
+from kvtrial.analysis.laddering import answer_seconds, ladder_lines, refuse_arms, with_ladder_comparisons
 from kvtrial.analysis.plan import for_host, make_plan, requested_protocol
 from kvtrial.analysis.protocols import load_protocol, only_arms
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import canonical_json
+from kvtrial.record.protocol import Objective
 from kvtrial.record.workload import request_shapes
 from ladder_build import cpu_host
 from msgspec import UNSET
@@ -90,6 +94,87 @@ def test_a_mix_that_can_only_queue_is_refused_before_anything_starts():
     assert labelled.hosts[0].ladder.onset["base"].kind == "never"
 
 
+def test_a_random_mix_with_too_few_requests_is_told_how_many_it_takes():
+    """All six run at once: nothing queues, and longer answers are not the cure."""
+    mix = str(ROOT / "tests" / "bench" / "mixes" / "random_128_64to448.yml")
+    with pytest.raises(UnusableInput, match=r"too few requests: set the size requests to \d+ or more") as refused:
+        planned(protocol=mix, host={"sizes": {"requests": 6}})
+    assert "queue" not in str(refused.value) and "Let the answers grow" not in str(refused.value)
+    enough = int(str(refused.value).split("requests to ")[1].split()[0])
+    assert planned(protocol=mix, host={"sizes": {"requests": enough}}).hosts[0].ladder.onset["base"].kind == "range"
+
+
+@pytest.mark.parametrize("arm", ["shorter_inputs", "truncated_answers"])
+def test_a_size_that_no_request_of_a_mix_depends_on_makes_no_arm(arm):
+    mix = str(ROOT / "tests" / "bench" / "mixes" / "random_128_64to448.yml")
+    with pytest.raises(UnusableInput, match=rf"host h1: arm {arm} \(\w+_tokens=128\) runs exactly as base does here"):
+        planned(protocol=mix, arms=[arm])
+    with pytest.raises(UnusableInput, match=r"leave it out \(-e arms=more_kv\)"):
+        planned(protocol=mix, arms=[arm, "more_kv"])
+
+
+BATCH = {"engine_args": cpu_host().engine_args | {"max-num-batched-tokens": 4096}}
+
+
+@pytest.mark.parametrize(
+    ("arm", "sizes", "said"),
+    [
+        ("more_kv", {"more_gpu_blocks": 33}, "num-gpu-blocks-override=33, base has 65; set more_gpu_blocks above 65"),
+        ("more_kv", {"more_gpu_blocks": 65}, "num-gpu-blocks-override=65, base has 65; set more_gpu_blocks above 65"),
+        ("fewer_seqs", {"fewer_seqs": 32}, "max-num-seqs=32, base has 16; set fewer_seqs below 16"),
+        (
+            "shorter_model_len",
+            {"shorter_model_tokens": 2048},
+            "max-model-len=2048, base has 1024; set shorter_model_tok",
+        ),
+        (
+            "longer_model_len",
+            {"longer_model_tokens": 512},
+            "max-model-len=512, base has 1024; set longer_model_tokens ab",
+        ),
+        (
+            "smaller_batch",
+            {"fewer_batched_tokens": 8192},
+            "max-num-batched-tokens=8192, base has 4096; set fewer_batche",
+        ),
+        (
+            "shorter_inputs",
+            {"prompt_tokens": 128, "requests": 16},
+            "prompt_tokens=128, base has 128; set prompt_tokens above 128",
+        ),
+        ("less_reserve", {"reserve_tokens": 300}, "reserve_tokens=320, base has 300; set reserve_tokens above 320"),
+        (
+            "less_reserve",
+            {"output_tokens": 400},
+            "so it cuts the answers, which it does not declare; set output_tokens to",
+        ),
+        (
+            "truncated_answers",
+            {"output_tokens": 100, "requests": 12},
+            "so it cuts no answer; set output_tokens abo",
+        ),
+        ("more_kv", {"output_tokens": 600}, "answers are to have 600 tokens (output_tokens) and may have 512"),
+    ],
+)
+def test_an_arm_whose_size_changes_nothing_or_the_opposite_is_refused(arm, sizes, said):
+    with pytest.raises(UnusableInput, match="host h1: ") as refused:
+        planned(arms=[arm], host={**BATCH, "sizes": sizes})
+    assert said in str(refused.value) and "kvtrial_sizes" in str(refused.value)
+
+
+def test_an_arm_whose_value_is_the_controls_is_refused_and_one_that_is_meant_to_be_the_same_is_not():
+    fp8 = {"backend": "cuda", "engine_args": cpu_host().engine_args | {"kv-cache-dtype": "fp8"}}
+    with pytest.raises(UnusableInput, match=r"arm fp8_kv \(kv-cache-dtype=fp8\) runs exactly"):
+        planned(arms=["fp8_kv"], host=fp8 | {"sizes": {"fp8_gpu_blocks": 65}})
+    assert list(planned(protocol="preemption_noise").hosts[0].launches) == ["base", "again"]
+
+
+def test_a_headroom_below_0_is_refused_where_a_host_sets_it():
+    with pytest.raises(UnusableInput, match=r"vram_headroom.*bytes=-5 is below 0.*give .* 0 or more"):
+        planned(host={"sizes": {"vram_headroom_bytes": -5}})
+    planned(host={"sizes": {"vram_headroom_bytes": 0}})
+
+
 def test_a_ladder_of_ones_own_must_show_the_onset():
     with pytest.raises(UnusableInput, match=r"host h1: the ladder .* lacks 5"):
         planned(ladder=[1, 2, 3, 4, 6, 7])
@@ -106,7 +191,16 @@ def test_a_ladder_of_ones_own_must_show_the_onset():
         ("tensor_parallel", {"backend": "cuda", "facts": {"gpus": [{}]}}, "it needs 2 GPUs, this host has 1"),
         ("offload_all", {"vllm_version": "0.23.0"}, "an engine with a connector can die of a preemption"),
         ("more_memory_share", {}, "gpu_memory_utilization shares out a GPU's memory"),
-        ("smaller_model", {}, "the inventory names no smaller model (kvtrial_smaller_model)"),
+        (
+            "smaller_model",
+            {},
+            "the inventory names no smaller model (kvtrial_smaller_model); which smaller model would do",
+        ),
+        (
+            "kv_offloading_size",
+            {"backend": "cuda", "vllm_version": "0.26.0"},
+            "before 0.30 a connector with asynchronous scheduling corrupts the count of preemptions (#49674); choose",
+        ),
     ],
 )
 def test_an_arm_that_a_host_can_not_run_is_refused_with_the_reason(arm, host, said):
@@ -114,6 +208,7 @@ def test_an_arm_that_a_host_can_not_run_is_refused_with_the_reason(arm, host, sa
     with pytest.raises(UnusableInput, match="host h1") as refused:
         refuse_arms("h1", cpu_host(**host), protocol)
     assert said in str(refused.value)
+    assert not re.search(r"\. [a-z]", str(refused.value))
 
 
 @pytest.mark.parametrize("arm", ["offload_prompts", "offload_all"])
@@ -253,9 +348,35 @@ def test_a_smaller_model_without_its_bytes_a_token_is_refused():
         read_request(raw)
 
 
-def test_own_objectives_stand_beside_the_protocols():
-    from kvtrial.record.protocol import Objective
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({}, "night sets no limit, so every level would keep it; give at least one of preemptions_per_1000_requests"),
+        ({"ttft_p95_seconds": -1}, r"night.ttft_p95_seconds=-1.0 is no limit; give a number of 0 or more"),
+        ({"ttft_p95_seconds": math.nan}, r"night.ttft_p95_seconds=nan is no limit"),
+        ({"e2e_p95_seconds": math.inf}, r"night.e2e_p95_seconds=inf is no limit"),
+    ],
+    ids=["none", "negative", "nan", "infinite"],
+)
+def test_an_objective_that_limits_nothing_is_refused_of_a_user_and_of_a_protocol(limits, said):
+    model = {"name": "m", "path": "", "revision": "", "kv_bytes_per_token": 512}
+    host = {"may_be_disturbed": True, "backend": "cpu", "vllm_version": "0.32.0", "vllm_venv": "", "model": model}
+    raw = {"protocol": "preemption_ladder", "protocols_dir": "", "results_dir": "", "hosts": {"h1": host}}
+    with pytest.raises(UnusableInput, match=f"kvtrial_objectives: {said}"):
+        read_request(raw | {"objectives": {"night": limits}})
+    protocol = load_protocol("preemption_ladder", PROTOCOLS)
+    ladder = replace(protocol.ladder, objectives={"night": msgspec.convert(limits, Objective)})
+    with pytest.raises(UnusableInput, match=f"protocol preemption_ladder: ladder: objectives: {said}"):
+        with_ladder_comparisons(replace(protocol, ladder=ladder))
 
+
+def test_a_limit_of_ones_own_leaves_the_profiles_other_limits():
+    own = requested_protocol(request(objectives={"interactive": Objective(ttft_p95_seconds=0.5)})).ladder.objectives
+    assert own["interactive"] == Objective(preemptions_per_1000_requests=0, ttft_p95_seconds=0.5, e2e_p95_seconds=30)
+    assert own["batch"].e2e_p95_seconds == 300
+
+
+def test_own_objectives_stand_beside_the_protocols():
     protocol = requested_protocol(request(objectives={"night": Objective(e2e_p95_seconds=5.0)}))
     assert set(protocol.ladder.objectives) == {"interactive", "batch", "night"}
 

@@ -87,6 +87,28 @@ def test_fewer_sequences_than_fit_can_only_queue():
     assert predict_onset([Length(256, 256)] * 12, POOL, BLOCK, max_running=5).kind == "exact"
 
 
+RANDOM = [Length(128, answer) for answer in (64, 448, 300, 200, 100, 400, 128, 256)]
+
+
+@pytest.mark.parametrize("count", [4, 5])
+def test_where_all_requests_run_at_once_they_are_too_few_and_nobody_is_said_to_queue(count):
+    found = predict_onset(RANDOM[:count], POOL, BLOCK)
+    assert found.kind == "never" and "queue" not in found.why
+    assert f"all {count} are let in at once and fit, too few requests: set the size requests to" in found.why
+    assert int(found.why.split("requests to ")[1].split()[0]) >= 2 * count
+    assert predict_onset(RANDOM * 2, POOL, BLOCK).kind == "range"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "running"),
+    [([Length(448, 64), Length(440, 60)] * 4, None), (RANDOM, 4), (RANDOM[:4], 4)],
+    ids=["long prompts", "few sequences", "as many sequences as requests"],
+)
+def test_where_more_requests_would_only_queue_they_are_not_asked_for(lengths, running):
+    found = predict_onset(lengths, POOL, BLOCK, running)
+    assert found.kind == "never" and found.why.endswith("so requests queue and none is preempted")
+
+
 def test_a_request_that_does_not_fit_alone_is_refused():
     with pytest.raises(UnusableInput, match="takes 70 blocks of 32 tokens at its end, the KV cache has 64"):
         predict_onset([Length(1000, 1241)], POOL, BLOCK)

@@ -463,6 +463,15 @@ def test_returns_with_several_in_flight_stand_beside_those_with_one_and_fit_the_
 
 def test_a_variable_taken_out_may_be_secret_by_its_name_for_nothing_of_it_is_written(tmp_path):
     text = (ROOT / "playbooks" / "protocols" / "offload_layout.yml").read_text()
-    (tmp_path / "mine.yml").write_text(text.replace("{VLLM_KV_CACHE_LAYOUT: null}", "{SOME_API_KEY: null}"))
+    (tmp_path / "mine.yml").write_text(
+        text.replace("{VLLM_KV_CACHE_LAYOUT: null}", "{SOME_API_KEY: null, VLLM_KV_CACHE_LAYOUT: null}")
+    )
     planned = plan(**layouts(protocol=str(tmp_path / "mine.yml")))
     assert "SOME_API_KEY" not in planned.hosts[0].launches["default_layout"].env
+
+
+def test_an_arm_that_takes_out_what_the_host_does_not_set_is_refused():
+    with pytest.raises(
+        UnusableInput, match=r"default_layout \(VLLM_KV_CACHE_LAYOUT\) runs exactly as control does here"
+    ):
+        plan(**layouts(engine_env={}))

@@ -79,10 +79,19 @@ class Tolerance(Struct, frozen=True, forbid_unknown_fields=True):
 
     `way_max_seconds`: so much a request may take into the engine core and out of it, for each one in flight: the API
     server takes those that arrive together one after another. More is time that queue or prefill lost.
+    `outside_core_max_seconds`: the same bound as campaigns up to 2026-11-29 declared it, of a request whatever is in
+    flight beside it. Given, it is the one that holds: a recorded campaign is judged by what it declared.
     """
 
     tolerance_percent: float = 2.0
     way_max_seconds: float = 0.01
+    outside_core_max_seconds: float | None = None
+
+    def most_seconds(self, in_flight: int) -> float:
+        """The most that a request may take on its way with so many in flight."""
+        if self.outside_core_max_seconds is not None:
+            return self.outside_core_max_seconds
+        return self.way_max_seconds * in_flight
 
 
 @gate("server_time_adds_up", Tolerance)
@@ -107,7 +116,7 @@ def server_time_adds_up(context: GateContext, parameters: Tolerance) -> Decision
             if abs(ledger.difference_share) <= allowed:
                 continue
             beyond += 1
-            if not _explained(ledger, phase, allowed, parameters.way_max_seconds):
+            if not _explained(ledger, phase, parameters):
                 problems.append(
                     f"{where(run, phase)}: queue {ledger.queue_seconds:.3f} + prefill {ledger.prefill_seconds:.3f} + "
                     f"decode {ledger.decode_seconds:.3f} s differ from end-to-end {ledger.e2e_seconds:.3f} s by "
@@ -124,16 +133,26 @@ def server_time_adds_up(context: GateContext, parameters: Tolerance) -> Decision
     return True, (
         f"queue + prefill + decode against end-to-end differ by at most {100 * largest.difference_share:.2f} % in "
         f"{looked} levels (allowed {parameters.tolerance_percent:g} %){over if beyond else ''}{_outside(largest)}"
+        f"{_earlier(parameters)}"
     )
 
 
-def _explained(ledger: ServerLedger, phase: PhaseRecord, allowed: float, way_max_seconds: float) -> bool:
+def _earlier(parameters: Tolerance) -> str:
+    """That a campaign is judged by the bound of an earlier release, where it declares that one."""
+    bound = parameters.outside_core_max_seconds
+    return (
+        "" if bound is None else f"; a request may take {bound:g} s there (outside_core_max_seconds, an earlier bound)"
+    )
+
+
+def _explained(ledger: ServerLedger, phase: PhaseRecord, parameters: Tolerance) -> bool:
     """Whether a difference is time outside the engine core, and no more of that than a request may take there."""
     outside, difference = ledger.outside_core_share, ledger.difference_share
     if outside is None or difference is None or not phase.finished or phase.concurrency is None:
         return False
     each = outside * ledger.e2e_seconds / phase.finished
-    return 0 <= each <= way_max_seconds * phase.concurrency and abs(difference - outside) <= allowed
+    allowed = parameters.tolerance_percent / 100
+    return 0 <= each <= parameters.most_seconds(phase.concurrency) and abs(difference - outside) <= allowed
 
 
 def _outside(ledger: ServerLedger) -> str:
@@ -174,6 +193,14 @@ class Headroom(Struct, frozen=True, forbid_unknown_fields=True):
     """VRAM that must stay free at the peak, for buffers beside the KV cache."""
 
     bytes: int
+
+    def __post_init__(self) -> None:
+        """Raise ValueError below 0, where any use of VRAM would pass."""
+        if self.bytes < 0:
+            raise ValueError(
+                f"bytes={self.bytes} is below 0 and would pass whatever is used; give the bytes of VRAM that must stay "
+                f"free, 0 or more (size vram_headroom_bytes)"
+            )
 
 
 @gate("vram_headroom", Headroom)

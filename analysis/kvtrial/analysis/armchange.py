@@ -1,0 +1,158 @@
+"""What an arm changes against the control on a host: refused where it is nothing, or against its title. Pure."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from msgspec.structs import replace
+
+from kvtrial.analysis.inputs import HostInput
+from kvtrial.analysis.laddering import is_level
+from kvtrial.analysis.launch import dashed, merged_args
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.launch import human_int
+from kvtrial.record.plan import HostPlan
+from kvtrial.record.protocol import Arm, Protocol
+
+Side = Literal["above", "below"]
+OPTIONS: dict[str, tuple[str, Side]] = {
+    "more_kv": ("num-gpu-blocks-override", "above"),
+    "fewer_seqs": ("max-num-seqs", "below"),
+    "shorter_model_len": ("max-model-len", "below"),
+    "longer_model_len": ("max-model-len", "above"),
+    "smaller_batch": ("max-num-batched-tokens", "below"),
+}
+"""Of a ladder's arms: the option of the launch, and on which side of the control's value the arm's title has it."""
+SIZES: dict[str, tuple[str, Side]] = {
+    "less_reserve": ("reserve_tokens", "below"),
+    "truncated_answers": ("reserve_tokens", "below"),
+    "shorter_inputs": ("prompt_tokens", "below"),
+}
+"""The same for sizes that the arm has of its own."""
+
+
+def refuse_contrary_arms(name: str, host: HostInput, declared: Protocol, resolved: Protocol) -> None:
+    """Raise UnusableInput for an arm of a ladder whose value does not lie on its title's side of the control's."""
+    if not declared.ladder:
+        return
+    for arm, spec in declared.arms.items():
+        values = _option_values(host, resolved, arm) or _size_values(resolved, arm)
+        if arm == declared.control or values is None:
+            continue
+        what, mine, theirs, side = values
+        if (mine > theirs) == (side == "above") and mine != theirs:
+            continue
+        # The arm's own size is the protocol's, a size that it takes is the inventory's.
+        own = what in (spec.sizes or {})
+        written = str(dashed(spec.args).get(what, ""))
+        size = written.removeprefix("$") if written.startswith("$") else what
+        cure = f"set {what} above {mine}" if own else f"set {size} {side} {theirs}"
+        raise UnusableInput(
+            f"host {name}: arm {arm} ({spec.title}) has {what}={mine}, {declared.control} has {theirs}; {cure} in "
+            f"kvtrial_sizes, or {_or_without(declared, arm)}."
+        )
+
+
+def _option_values(host: HostInput, resolved: Protocol, arm: str) -> tuple[str, int, int, Side] | None:
+    """Option, the arm's value, the control's and the side; None where nothing is said of it, or one isn't set."""
+    if arm not in OPTIONS:
+        return None
+    option, side = OPTIONS[arm]
+    given = [str(merged_args(host, resolved.arms[name]).get(option, "auto")) for name in (arm, resolved.control)]
+    if {"auto", "-1"} & set(given):
+        return None
+    mine, theirs = (human_int(value, option) for value in given)
+    return option, mine, theirs, side
+
+
+def _size_values(resolved: Protocol, arm: str) -> tuple[str, int, int, Side] | None:
+    own = resolved.arms[arm].sizes or {}
+    if arm not in SIZES or SIZES[arm][0] not in own:
+        return None
+    size, side = SIZES[arm]
+    return size, own[size], resolved.sizes[size], side
+
+
+def refuse_reserves(name: str, resolved: Protocol, works: Mapping[str, Protocol]) -> None:
+    """Raise UnusableInput where a ladder's answers would be cut by their limit undeclared, or not be cut as declared.
+
+    `works`: the protocol as arms have it that send something else.
+    """
+    answer, limit = _answer_and_limit(resolved)
+    if answer is None or limit is None:
+        return
+    if answer > limit:
+        raise UnusableInput(
+            f"host {name}: answers are to have {answer} tokens (output_tokens) and may have {limit} (reserve_tokens), "
+            f"so their limit would cut them; set reserve_tokens to {answer} or more in kvtrial_sizes, or output_tokens "
+            f"to {limit} or less."
+        )
+    for arm, work in works.items():
+        mine = _answer_and_limit(work)[1]
+        if mine is None or mine == limit:
+            continue
+        cuts = "output_length" in resolved.arms[arm].may_differ
+        if cuts != (mine < answer):
+            does = "cuts no answer" if cuts else "cuts the answers, which it does not declare"
+            cure = f"above {mine}" if cuts else f"to {mine} or less"
+            raise UnusableInput(
+                f"host {name}: arm {arm} ({resolved.arms[arm].title}) has a limit of {mine} tokens, answers are to "
+                f"have {answer}, so it {does}; set output_tokens {cure} in kvtrial_sizes, or "
+                f"{_or_without(resolved, arm)}."
+            )
+
+
+def _answer_and_limit(protocol: Protocol) -> tuple[int | None, int | None]:
+    """Tokens after which answers of a ladder's levels end, and the most that are asked for; None for what isn't set."""
+    phase = next((phase for phase in protocol.phases if is_level(protocol, phase.name)), None)
+    if phase is None or not isinstance(phase.stop_after, int) or not isinstance(phase.max_tokens, int):
+        return None, None
+    return phase.stop_after, phase.max_tokens
+
+
+def _or_without(protocol: Protocol, arm: str) -> str:
+    """What to do about an arm that shows nothing here, beside giving it another value."""
+    rest = [other for other in protocol.arms if other not in (arm, protocol.control)]
+    return f"leave it out (-e arms={','.join(rest)})" if rest else "choose another arm"
+
+
+def refuse_idle_arms(plan: HostPlan, declared: Protocol, resolved: Protocol) -> None:
+    """Raise UnusableInput for an arm that declares a change and runs exactly as the control does on a host.
+
+    `declared`: the protocol as written, `resolved`: with the host's sizes. An arm that declares what the control
+    declares is meant to be the same, as in a protocol that looks for noise.
+    """
+    control = declared.control
+    for name, arm in declared.arms.items():
+        if name == control or _as_written(arm) == _as_written(declared.arms[control]):
+            continue
+        if _runs_alike(plan, name, resolved):
+            changes = ", ".join(_changes(resolved.arms[name], resolved.arms[control])) or "no change"
+            raise UnusableInput(
+                f"host {plan.host}: arm {name} ({changes}) runs exactly as {control} does here, the same launch and "
+                f"the same requests, so it can show nothing; give what it changes another value, of something that is "
+                f"used here, or {_or_without(declared, name)}."
+            )
+
+
+def _as_written(arm: Arm) -> tuple[object, ...]:
+    return dashed(arm.args), arm.env, arm.sizes or {}, arm.model
+
+
+def _runs_alike(plan: HostPlan, name: str, resolved: Protocol) -> bool:
+    """Whether an arm's launch, model and phases are the control's; of a ladder its levels, whatever warms up."""
+    control = resolved.control
+    if replace(plan.launches[name], arm=control) != plan.launches[control]:
+        return False
+    sent = {
+        run.arm: [phase for phase in run.phases if not resolved.ladder or is_level(resolved, phase.name)]
+        for run in plan.runs
+        if run.pair == 1
+    }
+    return plan.model_of(name) == plan.model_of(control) and sent[name] == sent[control]
+
+
+def _changes(arm: Arm, control: Arm) -> list[str]:
+    """What an arm declares beside the control, as name=value; of the environment the names alone."""
+    mine, theirs = dashed(arm.args), dashed(control.args)
+    found = {name: value for name, value in mine.items() if name not in theirs or theirs[name] != value}
+    return [f"{name}={value}" for name, value in (found | (arm.sizes or {})).items()] + sorted(arm.env)
