@@ -373,7 +373,7 @@ def _gate_sentences(verdict: Verdict, limit: int) -> list[str]:
     """The failed gates' own sentences, then the undecided ones'; left out where the verdict's reason has said it."""
     sentences = []
     for name, results in gates_by_name(verdict).items():
-        bad = [(host, result) for host, result in results if result.passed is False or result.undecided]
+        bad = [(host, result) for host, result in results if not result.holds]
         if not bad:
             continue
         state = "failed" if any(result.passed is False for _, result in bad) else "could not be decided"

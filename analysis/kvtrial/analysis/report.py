@@ -259,7 +259,7 @@ def _gate_rows(verdict: Verdict) -> list[Row]:
     rows = []
     for name, results in answer.gates_by_name(verdict).items():
         state = answer.gate_state([result for _, result in results])
-        telling = [(host, result) for host, result in results if result.passed is False or result.undecided] or results
+        telling = [(host, result) for host, result in results if not result.holds] or results
         hosts = len(results)
         details = []
         for host, result in telling[: GATE_HOSTS_SHOWN_MAX if state != "passed" else 1]:
