@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from kvtrial.analysis.regime import CHANGE_MARKS
 from kvtrial.record.calibration import NOT_CALIBRATED
 from kvtrial.record.verdict import BreakEven, ComparisonResult, FoundBreakEven, GateResult, TimeBudget, Verdict
 
@@ -22,6 +23,7 @@ PHASE_SUBJECTS = {
     "miss": "a prompt never seen before",
     "populate": "a new prompt that is being stored",
     "above_onset": "a request above the onset of preemption",
+    "queueing": "a request with more in flight than run at once",
     "ladder": "a request of the ladder",
 }
 MIX = re.compile(r"mix_(\d+)")
@@ -187,7 +189,12 @@ def subject_of(comparison: ComparisonResult) -> str:
         average = "on average " if comparison.metric == "ttft_mean_seconds" else ""
         return f"{average}the first token of {phase_subject(phase)}"
     name = METRIC_NAMES.get(comparison.metric, comparison.metric.replace("_", " "))
-    where = {"run": "of a run", "above_onset": "above the onset", "ladder": "over all levels"}
+    where = {
+        "run": "of a run",
+        "above_onset": "above the onset",
+        "queueing": "with more in flight than run at once",
+        "ladder": "over all levels",
+    }
     return f"the {name} {where.get(phase) or f'in phase {phase}'}"
 
 
@@ -596,7 +603,7 @@ def ladder_lines(verdict: Verdict) -> list[str]:
     changes = [
         " ".join([line, *(own for own in regime if own.startswith(f"With {line.split(' (')[0]} "))])
         for line in regime
-        if " preemptions per 1,000 requests above the onset" in line
+        if any(mark in line for mark in CHANGE_MARKS)
     ]
     unpriced = "".join(f" {line}" for line in regime if line.startswith("No cost: "))
     said = [f"Ladder: {regime[0]} {regime[1]}", *([f"Profiles: {profiles}{unpriced}"] if profiles else [])]

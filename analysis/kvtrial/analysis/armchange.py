@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from kvtrial.analysis.inputs import HostInput
 from kvtrial.analysis.laddering import is_level
 from kvtrial.analysis.launch import dashed, merged_args
+from kvtrial.analysis.protocols import own_sizes
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.launch import human_int
 from kvtrial.record.plan import HostPlan
@@ -65,7 +66,7 @@ def _option_values(host: HostInput, resolved: Protocol, arm: str) -> tuple[str, 
 
 
 def _size_values(resolved: Protocol, arm: str) -> tuple[str, int, int, Side] | None:
-    own = resolved.arms[arm].sizes or {}
+    own = own_sizes(resolved.arms[arm], resolved.sizes)
     if arm not in SIZES or SIZES[arm][0] not in own:
         return None
     size, side = SIZES[arm]
@@ -155,4 +156,5 @@ def _changes(arm: Arm, control: Arm) -> list[str]:
     """What an arm declares beside the control, as name=value; of the environment the names alone."""
     mine, theirs = dashed(arm.args), dashed(control.args)
     found = {name: value for name, value in mine.items() if name not in theirs or theirs[name] != value}
-    return [f"{name}={value}" for name, value in (found | (arm.sizes or {})).items()] + sorted(arm.env)
+    own: Mapping[str, object] = arm.sizes or {}
+    return [f"{name}={value}" for name, value in {**found, **own}.items()] + sorted(arm.env)

@@ -7,7 +7,7 @@ from statistics import fmean, median
 from msgspec.structs import replace
 
 from kvtrial.analysis.faults import Pair
-from kvtrial.analysis.laddering import ABOVE_ONSET, ALL_LEVELS, lengths_of_facts
+from kvtrial.analysis.laddering import ABOVE_ONSET, ALL_LEVELS, QUEUE_METRIC, QUEUEING, lengths_of_facts
 from kvtrial.analysis.ledger import judge_moved, server_ledger
 from kvtrial.analysis.levels import (
     level_of,
@@ -37,6 +37,8 @@ FULL_SHARE = 0.9
 FLAT_GAIN = 1.03
 """Throughput that gains less than this from one level to the next has stopped growing."""
 SERVED_REASONS = ("stop", "length", "repetition", "error")
+TOKENS_OF = {"token of prompt": "prompt_tokens", "token of answer": "output_tokens"}
+"""Units of which a change takes by sending or answering less: a request has so many fewer than in the control."""
 
 
 def host_ladder(
@@ -73,6 +75,7 @@ def host_ladder(
         prediction="" if predicted is None else onset_words(predicted),
         regime=[],
         arms=ladders,
+        queue_from=min((level_of(phase) for phase in phases_of(control[0], QUEUEING)), default=None),
     )
 
 
@@ -114,9 +117,10 @@ def _prediction(arm: str, run: RunRecord, planned: LadderPlan | None) -> OnsetPl
     if planned is not None:
         return planned.onset.get(arm)
     lengths = lengths_of_facts(phases_of(run, ALL_LEVELS))
-    running = parse_vllm_args(run.launch.argv).size("max-num-seqs")
+    parsed = parse_vllm_args(run.launch.argv)
+    running, batched = parsed.size("max-num-seqs"), parsed.size("max-num-batched-tokens")
     try:
-        return predict_onset(lengths, run.capacity.usable_gpu_blocks, run.capacity.block_tokens, running)
+        return predict_onset(lengths, run.capacity.usable_gpu_blocks, run.capacity.block_tokens, running, batched)
     except UnusableInput:
         return None
 
@@ -453,18 +457,12 @@ def _against(
     pairs: Sequence[Pair],
     comparisons: Sequence[ComparisonResult],
 ) -> ArmLadder:
-    effect = next(
-        (
-            result.effect
-            for result in comparisons
-            if result.arm == ladder.arm and result.metric == "preemptions_per_1000_requests"
-        ),
-        None,
-    )
+    own = [result for result in comparisons if result.arm == ladder.arm]
     declared = protocol.arms[ladder.arm].costs
     amount = cost_amount(declared, runs[0], control[0]) if declared else None
     moved = next((found for found in moved_of(protocol, pairs) if found.arm == ladder.arm), None)
-    fewer = None if effect is None else -effect
+    fewer = _less(own, "preemptions_per_1000_requests", ABOVE_ONSET)
+    queue = _less(own, QUEUE_METRIC, QUEUEING)
     return replace(
         ladder,
         cost_unit=declared.unit if declared else None,
@@ -473,7 +471,15 @@ def _against(
         fewer_preemptions_per_1000_per_unit=None if fewer is None or not amount else fewer / amount,
         moved=moved.moved if moved else None,
         moved_note=moved.note if moved else "",
+        less_queue_seconds=queue,
+        less_queue_seconds_per_unit=None if queue is None or not amount else queue / amount,
     )
+
+
+def _less(results: Sequence[ComparisonResult], metric: str, phase: str) -> float | None:
+    """By how much an arm has less of a metric than the control, None where that was not compared."""
+    effect = next((result.effect for result in results if (result.metric, result.phase) == (metric, phase)), None)
+    return None if effect is None else -effect
 
 
 def cost_amount(declared: Cost, run: RunRecord, control: RunRecord) -> float | None:
@@ -482,17 +488,25 @@ def cost_amount(declared: Cost, run: RunRecord, control: RunRecord) -> float | N
         return float(declared.amount)
     mine, theirs = parse_vllm_args(run.launch.argv), parse_vllm_args(control.launch.argv)
     if declared.unit == "GiB of KV cache":
-        tokens = control.capacity.block_tokens
+        block = control.capacity.block_tokens
         blocks = [_blocks(record) for record in (run, control)]
         if blocks[0] is None or blocks[1] is None:
             return None
-        return (blocks[0] - blocks[1]) * tokens * control.capacity.kv_bytes_per_token / GIB
+        return (blocks[0] - blocks[1]) * block * control.capacity.kv_bytes_per_token / GIB
     if declared.unit == "sequence":
         sizes = mine.size("max-num-seqs"), theirs.size("max-num-seqs")
         return None if sizes[0] is None or sizes[1] is None else float(sizes[0] - sizes[1])
+    if declared.unit in TOKENS_OF:
+        tokens = [_mean(_tokens(record, TOKENS_OF[declared.unit])) for record in (control, run)]
+        return None if tokens[0] is None or tokens[1] is None else tokens[0] - tokens[1]
     if declared.unit == "GiB of RAM":
         return run.capacity.tier_bytes.get(run.arm, 0) / GIB or None
     return None
+
+
+def _tokens(record: RunRecord, field: str) -> list[float]:
+    facts = [fact for phase in phases_of(record, ALL_LEVELS) for fact in phase.requests if fact.error_class is None]
+    return [value for fact in facts if (value := getattr(fact, field)) is not None]
 
 
 def _blocks(record: RunRecord) -> int | None:

@@ -19,8 +19,11 @@ from kvtrial.record.workload import request_shapes
 
 ALL_LEVELS = "ladder"
 ABOVE_ONSET = "above_onset"
-GROUPS = (ALL_LEVELS, ABOVE_ONSET)
+QUEUEING = "queueing"
+GROUPS = (ALL_LEVELS, ABOVE_ONSET, QUEUEING)
 """Phases of a comparison that stand for several levels. The blocks of the levels' phases carry these names."""
+QUEUE_METRIC = "queue_seconds_per_request"
+"""What decides on a ladder that can only queue."""
 LENGTHS_READ_MAX = 100_000
 
 
@@ -133,14 +136,13 @@ def arm_onset(
     host: HostInput, protocol: Protocol, arm: str, phase: PhasePlan, usable_blocks: int, block_tokens: int
 ) -> OnsetPlan:
     """The onset predicted for an arm. Raises UnusableInput where a request does not fit into its KV cache."""
-    running = merged_args(host, protocol.arms[arm]).get("max-num-seqs")
+    args = merged_args(host, protocol.arms[arm])
+    running, batched = (
+        None if args.get(option) is None else human_int(str(args[option]), option)
+        for option in ("max-num-seqs", "max-num-batched-tokens")
+    )
     try:
-        return predict_onset(
-            lengths_of(phase),
-            usable_blocks,
-            block_tokens,
-            None if running is None else human_int(str(running), "max-num-seqs"),
-        )
+        return predict_onset(lengths_of(phase), usable_blocks, block_tokens, running, batched)
     except UnusableInput as error:
         raise UnusableInput(f"arm {arm}: {error}") from None
 
@@ -160,6 +162,11 @@ def levels_for(name: str, ladder: Ladder, onset: OnsetPlan, requests: int) -> li
     Who gives the levels of such a mix wants it run: it is then labelled in the plan's announcement.
     """
     if ladder.levels:
+        if onset.kind == "never" and max(ladder.levels) <= onset.last_safe and TOO_FEW not in onset.why:
+            raise UnusableInput(
+                f"host {name}: {onset_words(onset)}; up to {onset.last_safe} in flight all run at once, so the ladder "
+                f"{sorted(ladder.levels)} shows not even a queue; give levels above {onset.last_safe} as well."
+            )
         if max(ladder.levels) > requests:
             raise UnusableInput(
                 f"host {name}: the ladder goes to {max(ladder.levels)} requests in flight and sends {requests} at each "
@@ -188,9 +195,12 @@ def with_levels(protocol: Protocol, levels: Sequence[int], onset: OnsetPlan) -> 
     """The protocol with a phase for each level in place of the ladder's phase: in one salt, after a reset.
 
     With one salt only the reset keeps a level from finding what the level before it left, so hits show whether it did.
+    A ladder that can only queue is compared by the queue, over the levels with more in flight than run at once.
     """
     ladder = protocol.ladder
     assert ladder
+    if onset.kind == "never":
+        protocol = _by_the_queue(protocol)
     phases: list[Phase] = []
     for phase in protocol.phases:
         if phase.name != ladder.phase:
@@ -200,13 +210,31 @@ def with_levels(protocol: Protocol, levels: Sequence[int], onset: OnsetPlan) -> 
             replace(
                 phase,
                 name=f"{phase.name}_{level}",
-                block=ABOVE_ONSET if onset.high is not None and level >= onset.high else ALL_LEVELS,
+                block=_group(level, onset),
                 concurrency=level,
                 reset=True,
             )
             for level in levels
         ]
     return replace(protocol, phases=phases)
+
+
+def _group(level: int, onset: OnsetPlan) -> str:
+    if onset.kind == "never":
+        return QUEUEING if level > onset.last_safe else ALL_LEVELS
+    return ABOVE_ONSET if onset.high is not None and level >= onset.high else ALL_LEVELS
+
+
+def _by_the_queue(protocol: Protocol) -> Protocol:
+    """The protocol with its comparisons above the onset made over the levels that queue; there queue time decides."""
+    asked = [replace(each, phase=QUEUEING) if each.phase == ABOVE_ONSET else each for each in protocol.comparisons]
+    primary = next((each for each in asked if each.role == "primary"), None)
+    arm = primary.arm if primary else None
+    decides = next((each for each in asked if (each.metric, each.arm) == (QUEUE_METRIC, arm)), None)
+    if decides is None or primary is None:
+        return replace(protocol, comparisons=asked)
+    roles = {id(primary): "secondary", id(decides): "primary"}
+    return replace(protocol, comparisons=[replace(each, role=roles.get(id(each), each.role)) for each in asked])
 
 
 def ladder_lines(plan: HostPlan) -> list[str]:
@@ -223,6 +251,8 @@ def ladder_lines(plan: HostPlan) -> list[str]:
             else "no onset is predicted: it has several engines, or one that sizes its KV cache itself"
         )
         lines.append(f"{plan.host}, arm {arm}: {told}.")
+    if any(phase.block == QUEUEING for run in plan.runs for phase in run.phases):
+        lines.append(f"{plan.host}: this ladder can only queue; arms are judged by the time that requests queue.")
     return lines
 
 

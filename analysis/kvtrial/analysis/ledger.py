@@ -7,7 +7,9 @@ lies inside decode (or prefill), so it is bounded by the stalls that the client 
 What the engine's parts leave of end-to-end has a known place (read in v1/metrics/stats.py of 0.32): the parts are taken
 by the engine core's clock, from the request's entry into its queue to its last token; end-to-end and the time to first
 token by the API server, from the request's arrival to the token's. So time to first token − queue − prefill is the way
-into the core and of a token out of it, by other counters, and should be nearly all of the difference.
+into the core and of a token out of it, by other counters, and should be nearly all of the difference. The core takes
+requests in between its steps, so that one which comes while a step runs waits for its end on that way, in no queue
+time.
 """
 
 from collections.abc import Sequence

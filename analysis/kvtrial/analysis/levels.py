@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from kvtrial.analysis.laddering import ABOVE_ONSET, ALL_LEVELS, GROUPS
+from kvtrial.analysis.laddering import ALL_LEVELS, GROUPS
 from kvtrial.record.record import PhaseRecord, RequestFact, RunRecord
 
 Value = Callable[[RequestFact], float | None]
@@ -12,7 +12,7 @@ def phases_of(record: RunRecord, name: str) -> list[PhaseRecord]:
     """The phases that a comparison's phase stands for: one, or several levels of a ladder."""
     if name not in GROUPS:
         return [phase for phase in record.phases if phase.name == name]
-    wanted = GROUPS if name == ALL_LEVELS else (ABOVE_ONSET,)
+    wanted = GROUPS if name == ALL_LEVELS else (name,)
     return [phase for phase in record.phases if phase.block in wanted and phase.reset is not None]
 
 

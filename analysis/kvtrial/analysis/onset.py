@@ -5,15 +5,20 @@ it grows by one token a step and ends with ceil((prompt + answer − 1) / block)
 computed. A running request for which no block is left makes the last of the running ones lose all of its blocks; it
 waits at the head of the queue, and nobody is let in within that step.
 
+A step computes at most --max-num-batched-tokens: a token for each that runs first, then of the prompts as much as is
+left, the last of them in part.
+
 For requests of one length this is arithmetic: floor(usable / blocks at the end) are safe, one more is not, because in
-a closed loop the first requests grow in step. Requests of several lengths get a range: below it no choice of them can
-fill the pool, and at its upper end at the latest every replay of their own order has preempted.
+a closed loop the first requests grow in step. They do where their prompts are computed within few steps. Where many
+steps lie between the first prompt and the last, the first answers end before the last have grown; the replays then say
+up to where the onset may lie, and it is a range. Requests of several lengths always get one: below it no choice of them
+can fill the pool, and at its upper end at the latest every replay of their own order has preempted.
 """
 
 import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
@@ -32,6 +37,12 @@ TURNAROUNDS_STEPS = (0, 2, 6)
 """Engine steps between the end of an answer and the next request's arrival."""
 STAGGERS_STEPS = (0, 1, 4)
 """Engine steps between the arrivals of the first requests."""
+FIRST_ALONE_STEPS = (0, 1)
+"""So many steps requests of one length that are sent at once may come after their first, which has begun by then."""
+LEAST_BATCHED_TOKENS = 2048
+"""What vLLM takes for --max-num-batched-tokens at least, where a launch leaves it out."""
+REPLAYED_TOKENS_MAX = 200_000
+"""Answer tokens of a replay of one length, beyond which each request is sent once."""
 
 
 class Length(Struct, frozen=True):
@@ -52,12 +63,17 @@ def blocks_at_end(length: Length, block_tokens: int) -> int:
 
 
 def predict_onset(
-    lengths: Sequence[Length], usable_blocks: int, block_tokens: int, max_running: int | None = None
+    lengths: Sequence[Length],
+    usable_blocks: int,
+    block_tokens: int,
+    max_running: int | None = None,
+    batched_tokens: int | None = None,
 ) -> OnsetPlan:
     """The predicted onset of `lengths`, in the order in which they are sent, over a pool of `usable_blocks`.
 
-    `max_running`: --max-num-seqs. Raises UnusableInput where a request alone does not fit: it would be preempted by
-    itself, for good.
+    `max_running`: --max-num-seqs. `batched_tokens`: --max-num-batched-tokens; None where the engine chooses it, which
+    is replayed with the least that it takes, too. Raises UnusableInput where a request alone does not fit: it would be
+    preempted by itself, for good.
     """
     if not lengths:
         raise UnusableInput("no request, no onset; give the ladder at least one request.")
@@ -69,8 +85,8 @@ def predict_onset(
         )
     safe = _surely_safe(ends, usable_blocks)
     if len(set(lengths)) == 1:
-        return _exact(lengths[0], len(lengths), safe, usable_blocks, block_tokens, max_running)
-    return _range(lengths, safe, usable_blocks, block_tokens, max_running)
+        return _of_one_length(lengths[0], len(lengths), usable_blocks, block_tokens, max_running, batched_tokens)
+    return _range(lengths, safe, usable_blocks, block_tokens, max_running, batched_tokens)
 
 
 def _surely_safe(ends: Sequence[int], usable_blocks: int) -> int:
@@ -87,8 +103,13 @@ def _surely_safe(ends: Sequence[int], usable_blocks: int) -> int:
     return len(ends) + (usable_blocks - held) // ends[0]
 
 
-def _exact(
-    length: Length, requests: int, safe: int, usable_blocks: int, block_tokens: int, max_running: int | None
+def _of_one_length(
+    length: Length,
+    requests: int,
+    usable_blocks: int,
+    block_tokens: int,
+    max_running: int | None,
+    batched_tokens: int | None,
 ) -> OnsetPlan:
     end, admission = blocks_at_end(length, block_tokens), blocks_at_admission(length, block_tokens)
     safe, admitted = usable_blocks // end, usable_blocks // admission
@@ -97,33 +118,110 @@ def _exact(
         f"cache has {usable_blocks}"
     )
     if max_running is not None and max_running <= safe:
-        return _never(safe, f"{sum_}; max-num-seqs lets in {max_running}, and {safe} fit to their end")
+        return _never(max_running, f"{sum_}; max-num-seqs lets in {max_running}, and {safe} fit to their end")
     if admitted <= safe:
         return _never(
             safe, f"{sum_}; as many as are let in ({admitted}, {admission} blocks each) fit to their end ({safe})"
         )
+    # With more in flight than are let in somebody waits at all times, so that more of them change nothing.
+    most = min(admitted + 1, max_running or admitted + 1, safe + REPLAYED_LEVELS_MAX)
+    first = [
+        _first_preempted(
+            lambda level: [length] * _replayed(requests, level, length),
+            range(safe + 1, most + 1), usable_blocks, block_tokens, max_running, budget, turnaround, 0, first_alone,
+        )
+        for budget in _budgets(batched_tokens, [length.prompt_tokens] * most)
+        for turnaround in TURNAROUNDS_STEPS
+        for first_alone in FIRST_ALONE_STEPS
+    ]  # fmt: skip
+    found = [level for level in first if level is not None]
+    slow = _come_in(length, safe + 1, batched_tokens)
+    if not found:
+        return _never(safe, f"{sum_}, which {safe + 1} would overrun; but {slow}, and no replay preempts")
+    if set(first) == {safe + 1}:
+        return OnsetPlan(
+            kind="exact", low=safe + 1, high=safe + 1, last_safe=safe, why=f"{sum_}: {safe} fit, {safe + 1} do not"
+        )
+    high = max(found) if len(found) == len(first) else most
+    latest = f"at {high} at the latest all replays preempted" if len(found) == len(first) else "not all replays preempt"
     return OnsetPlan(
-        kind="exact", low=safe + 1, high=safe + 1, last_safe=safe, why=f"{sum_}: {safe} fit, {safe + 1} do not"
+        kind="range",
+        low=safe + 1,
+        high=high,
+        last_safe=safe,
+        why=f"{sum_}: {safe} fit, {safe + 1} do not if they grow in step; but {slow}, so {latest}",
     )
 
 
+def _replayed(requests: int, level: int, length: Length) -> int:
+    """How many requests of one length a replay sends: as many as the level will, if they are not too many to replay."""
+    sent = min(max(requests, level), REPLAYED_REQUESTS_MAX)
+    return max(level, sent if sent * length.answer_tokens <= REPLAYED_TOKENS_MAX else level)
+
+
+def _come_in(length: Length, in_flight: int, batched_tokens: int | None) -> str:
+    """Over how many steps the prompts of all in flight are computed, the first of them alone."""
+    budget = batched_tokens or LEAST_BATCHED_TOKENS
+    steps = 1 + math.ceil((in_flight - 1) * length.prompt_tokens / budget)
+    unknown = "" if batched_tokens else ", the least that the engine chooses"
+    return (
+        f"{in_flight} prompts come in over up to {steps} steps (max-num-batched-tokens {budget}{unknown}) and an "
+        f"answer has {length.answer_tokens}"
+    )
+
+
+def _budgets(batched_tokens: int | None, prompt_tokens: Iterable[int]) -> tuple[int | None, ...]:
+    """What a step may compute in the replays: None where it holds all prompts, with a token for each that runs."""
+    least = batched_tokens or LEAST_BATCHED_TOKENS
+    if sum(tokens + 1 for tokens in prompt_tokens) <= least:
+        return (None,)
+    return (None, least) if batched_tokens is None else (least,)
+
+
+def _first_preempted(
+    sent: Callable[[int], Sequence[Length]],
+    levels: range,
+    usable_blocks: int,
+    block_tokens: int,
+    max_running: int | None,
+    batched_tokens: int | None,
+    turnaround: int,
+    stagger: int,
+    first_alone: int = 0,
+) -> int | None:
+    """The first of `levels` at which a replay of what is sent there preempts."""
+    return next(
+        (
+            level
+            for level in levels
+            if replay_preemptions(
+                sent(level), level, usable_blocks, block_tokens, max_running, turnaround, stagger, batched_tokens,
+                first_alone,
+            )
+        ),
+        None,
+    )  # fmt: skip
+
+
 def _range(
-    lengths: Sequence[Length], safe: int, usable_blocks: int, block_tokens: int, max_running: int | None
+    lengths: Sequence[Length],
+    safe: int,
+    usable_blocks: int,
+    block_tokens: int,
+    max_running: int | None,
+    batched_tokens: int | None,
 ) -> OnsetPlan:
     replayed = list(lengths[:REPLAYED_REQUESTS_MAX])
     most = min(len(replayed), max_running or len(replayed), safe + REPLAYED_LEVELS_MAX)
     first = [
-        next(
-            (
-                level
-                for level in range(safe + 1, most + 1)
-                if replay_preemptions(replayed, level, usable_blocks, block_tokens, max_running, turnaround, stagger)
-            ),
-            None,
+        _first_preempted(
+            lambda _: replayed, range(safe + 1, most + 1), usable_blocks, block_tokens, max_running, budget,
+            turnaround, stagger,
         )
+        for budget in _budgets(batched_tokens, (length.prompt_tokens for length in replayed))
         for turnaround in TURNAROUNDS_STEPS
         for stagger in STAGGERS_STEPS
-    ]
+    ]  # fmt: skip
     found = [level for level in first if level is not None]
     what = f"requests of {len(set(lengths))} different lengths, {usable_blocks} blocks of {block_tokens} tokens"
     if not found and _all_at_once(lengths, usable_blocks, block_tokens, max_running):
@@ -162,12 +260,13 @@ def _never(safe: int, why: str) -> OnsetPlan:
 
 
 class _Running:
-    """A request in the replay: tokens that it holds, tokens still to be sampled."""
+    """A request in the replay: tokens known and computed of it, tokens still to be sampled."""
 
-    __slots__ = ("blocks", "left", "tokens")
+    __slots__ = ("blocks", "computed", "left", "tokens")
 
     def __init__(self, length: Length) -> None:
         self.tokens = length.prompt_tokens
+        self.computed = 0
         self.left = length.answer_tokens
         self.blocks = 0
 
@@ -180,14 +279,19 @@ def replay_preemptions(
     max_running: int | None = None,
     turnaround_steps: int = 0,
     stagger_steps: int = 0,
+    batched_tokens: int | None = None,
+    first_alone_steps: int = 0,
 ) -> int:
     """Preemptions when `lengths` are sent in their order with `in_flight` at a time, by the rules above, step by step.
 
-    A prompt is computed in one step. `turnaround_steps` pass between an answer's end and the next arrival,
-    `stagger_steps` between the arrivals of the first requests.
+    `turnaround_steps` pass between an answer's end and the next arrival, `stagger_steps` between the arrivals of the
+    first requests, and `first_alone_steps` more after the very first. `batched_tokens`: computed in a step at most;
+    None: every prompt is computed in one step.
     """
     unsent = deque(_Running(length) for length in lengths)
-    arrivals: deque[int] = deque(number * stagger_steps for number in range(min(in_flight, len(unsent))))
+    arrivals: deque[int] = deque(
+        number * stagger_steps + (first_alone_steps if number else 0) for number in range(min(in_flight, len(unsent)))
+    )
     waiting: deque[_Running] = deque()
     running: list[_Running] = []
     free, step, preemptions = usable_blocks, 0, 0
@@ -196,33 +300,40 @@ def replay_preemptions(
             arrivals.popleft()
             waiting.append(unsent.popleft())
         preempted, position = 0, 0
-        while position < len(running):
+        budget = math.inf if batched_tokens is None else batched_tokens
+        while position < len(running) and budget:
             request = running[position]
-            needed = math.ceil(request.tokens / block_tokens) - request.blocks
+            computed = min(request.tokens - request.computed, budget)
+            needed = math.ceil((request.computed + computed) / block_tokens) - request.blocks
             if needed <= free:
                 free -= needed
                 request.blocks += needed
+                request.computed += int(computed)
+                budget -= computed
                 position += 1
                 continue
             victim = running.pop()
             free += victim.blocks
-            victim.blocks = 0
+            victim.blocks = victim.computed = 0
             waiting.appendleft(victim)
             preempted += 1
         preemptions += preempted
-        while not preempted and waiting and (max_running is None or len(running) < max_running):
-            needed = math.ceil(waiting[0].tokens / block_tokens)
-            if needed > free:
+        while not preempted and waiting and budget and (max_running is None or len(running) < max_running):
+            # The whole prompt must fit, though a part of it is computed and takes its blocks at first.
+            if math.ceil(waiting[0].tokens / block_tokens) > free:
                 break
             admitted = waiting.popleft()
-            free -= needed
-            admitted.blocks = needed
+            admitted.computed = int(min(admitted.tokens, budget))
+            budget -= admitted.computed
+            admitted.blocks = math.ceil(admitted.computed / block_tokens)
+            free -= admitted.blocks
             running.append(admitted)
         step += 1
         going = []
         for request in running:
-            request.tokens += 1
-            request.left -= 1
+            if request.computed == request.tokens:
+                request.tokens += 1
+                request.left -= 1
             if request.left > 0:
                 going.append(request)
             else:

@@ -16,6 +16,7 @@ from kvtrial.analysis.effect import mde
 from kvtrial.analysis.gates.context import read_parameters
 from kvtrial.analysis.inputs import CHOSEN_SIZES, HostInput, Request, model_of
 from kvtrial.analysis.laddering import (
+    QUEUEING,
     answer_seconds,
     arm_onset,
     is_level,
@@ -27,7 +28,7 @@ from kvtrial.analysis.laddering import (
 from kvtrial.analysis.launch import TRANSFER, dashed, host_of_arm, merged_args, render
 from kvtrial.analysis.launch_arm import ended
 from kvtrial.analysis.objectives import with_own
-from kvtrial.analysis.protocols import check_pairs, load_protocol, only_arms, resolve, with_sizes
+from kvtrial.analysis.protocols import check_pairs, load_protocol, only_arms, own_sizes, resolve, with_sizes
 from kvtrial.analysis.tiers import with_tier_sizes
 from kvtrial.analysis.workingset import (
     PhaseNeed,
@@ -104,14 +105,21 @@ def make_plan(request: Request, protocol: Protocol, traces: Traces = NO_TRACES) 
     planned = [_host_plan(name, request, protocols[name], traces, known, works[name]) for name in sorted(request.hosts)]
     for part, _ in planned:
         refuse_idle_arms(part, protocol, protocols[part.host])
-    any_host = sorted(request.hosts)[0]
     return Plan(
         schema_version=SCHEMA_VERSION,
-        protocol=_with_files(protocols[any_host], traces),
+        protocol=_with_files(protocols[_telling_host(protocols)], traces),
         seed=request.seed,
         hosts=[host for host, _ in planned],
         estimates={host.host: estimate(host, seconds) for host, seconds in planned},
     )
+
+
+def _telling_host(protocols: Mapping[str, Protocol]) -> str:
+    """The host whose protocol is the campaign's: the first, of a ladder the first that does not only queue."""
+    queues = {
+        name: any(each.phase == QUEUEING for each in protocol.comparisons) for name, protocol in protocols.items()
+    }
+    return min(sorted(protocols), key=lambda name: queues[name])
 
 
 def _with_files(protocol: Protocol, traces: Traces) -> Protocol:
@@ -192,7 +200,7 @@ def for_host(protocol: Protocol, host: HostInput, seed: int = 0, arm: str | None
     if sized.ladder:
         sized = _with_levels(sized, host, seed, name)
     if arm is not None:
-        sized = with_sizes(sized, dict(protocol.arms[arm].sizes or {}))
+        sized = with_sizes(sized, own_sizes(protocol.arms[arm], sized.sizes))
     return resolve(sized, host.vllm_version)
 
 

@@ -3,6 +3,7 @@
 import difflib
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from kvtrial.analysis.laddering import GROUPS, with_ladder_comparisons, with_pri
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.workloads import MOST_REQUESTS, refuse_impossible_workloads
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.protocol import Arm, Closed, Comparison, Mix, Phase, Protocol, Recorded, Trace
+from kvtrial.record.protocol import Arm, Closed, Comparison, Mix, PercentOf, Phase, Protocol, Recorded, Trace
 from kvtrial.record.trace import MOST_TOKENS
 from kvtrial.record.version import refuse_newer
 from kvtrial.record.versions import within
@@ -292,9 +293,25 @@ def resolve(protocol: Protocol, vllm_version: str) -> Protocol:
 
 def _filled_arm(arm: Arm, sizes: dict[str, int]) -> Arm:
     """An arm with its `$name`s replaced, its own sizes before the protocol's."""
-    own = {**sizes, **(arm.sizes or {})}
-    changed = msgspec.structs.replace(arm, args=_fill(arm.args, own))
-    return msgspec.structs.replace(changed, costs=_filled(arm.costs, own)) if arm.costs else changed
+    own = own_sizes(arm, sizes)
+    known = {**sizes, **own}
+    changed = msgspec.structs.replace(arm, args=_fill(arm.args, known), sizes=own if arm.sizes else arm.sizes)
+    return msgspec.structs.replace(changed, costs=_filled(arm.costs, known)) if arm.costs else changed
+
+
+def own_sizes(arm: Arm, sizes: Mapping[str, int]) -> dict[str, int]:
+    """An arm's own sizes in numbers. Raises UnusableInput for a percentage of what is no size, or below 1."""
+    found = {}
+    for name, value in (arm.sizes or {}).items():
+        if not isinstance(value, PercentOf):
+            found[name] = value
+            continue
+        if value.of not in sizes:
+            raise one_of(value.of, list(sizes), "size", "Declare it under sizes.")
+        if value.percent < 1:
+            raise UnusableInput(f"size {name} of an arm is {value.percent} percent of {value.of}; give 1 or more.")
+        found[name] = math.ceil(sizes[value.of] * value.percent / 100)
+    return found
 
 
 def _refuse_impossible_sizes(protocol: Protocol) -> None:

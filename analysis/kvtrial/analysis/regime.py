@@ -6,6 +6,8 @@ from kvtrial.record.ladder import ArmLadder, LadderResult, Level, Reached
 from kvtrial.record.oom import SENTENCES
 
 FEW_DIGITS = 3
+CHANGE_MARKS = (" preemptions per 1,000 requests above the onset", " with more in flight than run at once")
+"""By which a sentence on what a change buys is known."""
 
 
 def regime_of(result: LadderResult, control: str) -> list[str]:
@@ -27,6 +29,8 @@ def onset_sentence(result: LadderResult) -> str:
     """The measured onset beside the predicted one, with the error in requests."""
     predicted = result.onset_predicted
     told = "no preemption was predicted" if predicted is None else f"predicted {_span(predicted)}"
+    if result.onset_measured is None and result.queue_from is not None:
+        return queue_sentence(result.levels, result.queue_from)
     if result.onset_measured is None:
         return f"No level was preempted ({told})."
     runs = len(result.onset_by_run)
@@ -34,6 +38,24 @@ def onset_sentence(result: LadderResult) -> str:
     error = "" if result.error_requests is None else f", error {_requests(result.error_requests)}"
     every = f"in {same} of {runs} runs" if same < runs else f"in every one of {runs} runs" if runs > 1 else "in 1 run"
     return f"Preemption begins at {result.onset_measured} requests in flight, {every} ({told}{error})."
+
+
+def queue_sentence(levels: Sequence[Level], queue_from: int) -> str:
+    """What a ladder shows that can only queue, as it was predicted to."""
+    calm = next((level for level in reversed(levels) if level.concurrency < queue_from), None)
+    shown = [level for level in levels if level.concurrency >= queue_from]
+    first_and_last = list(dict.fromkeys([level.concurrency for level in (shown[0], shown[-1])]))
+    told = [
+        f"{_seconds(level.queue_seconds_per_request)} at {level.concurrency}"
+        for level in [*([calm] if calm else []), *shown]
+        if level is calm or level.concurrency in first_and_last
+    ]
+    before = "" if calm is None else f" ({_seconds(calm.ttft_p95_seconds)} at {calm.concurrency})"
+    return (
+        f"These requests only queue, from {queue_from} in flight on: no level was preempted, as predicted. A request "
+        f"waits {', '.join(told)} in flight before it is first scheduled (mean), and the p95 of the time to first "
+        f"token is {_seconds(shown[-1].ttft_p95_seconds)} at {shown[-1].concurrency}{before}."
+    )
 
 
 def _span(ends: Sequence[int]) -> str:
@@ -139,30 +161,42 @@ def recomputed_sentence(levels: Sequence[Level]) -> str:
 
 def change_sentences(ladder: ArmLadder, control: ArmLadder) -> list[str]:
     """What one change buys: preemptions, where its delay went, and per unit of what it costs."""
+    if ladder.less_queue_seconds is not None:
+        return _queue_change(ladder)
     if ladder.fewer_preemptions_per_1000 is None:
         return []
     more = ladder.fewer_preemptions_per_1000
     word = "fewer" if more >= 0 else "MORE"
     text = f"{ladder.arm} ({ladder.title}): {abs(more):.3g} {word} preemptions per 1,000 requests above the onset"
-    text += _taken(ladder)
+    text += _taken(ladder, ladder.fewer_preemptions_per_1000_per_unit)
     moved = ladder.moved_note or "where its delay went is not known"
     onset = f"onset {ladder.onset_measured}" if ladder.onset_measured is not None else "no preemption on this ladder"
     said = [f"{text}; {onset} (control {control.onset_measured}); {moved}."]
-    if ladder.changes_work:
-        said.append(f"{ladder.arm} changes the work: {ladder.changes_work}.")
-    return said
+    return said + _work_sentences(ladder)
 
 
-def _taken(ladder: ArmLadder) -> str:
+def _queue_change(ladder: ArmLadder) -> list[str]:
+    """What one change buys where requests only queue: time before they are first scheduled, and what it takes."""
+    less = ladder.less_queue_seconds or 0.0
+    text = f"{ladder.arm} ({ladder.title}): a request queues {_seconds(abs(less))} {'less' if less >= 0 else 'LONGER'}"
+    text += " with more in flight than run at once"
+    return [f"{text}{_taken(ladder, ladder.less_queue_seconds_per_unit, ' s')}.", *_work_sentences(ladder)]
+
+
+def _work_sentences(ladder: ArmLadder) -> list[str]:
+    return [f"{ladder.arm} changes the work: {ladder.changes_work}."] if ladder.changes_work else []
+
+
+def _taken(ladder: ArmLadder, rate: float | None, rate_unit: str = "") -> str:
     """What a change takes. What it takes less of costs nothing by the piece: its price is queue and throughput."""
-    amount, unit, rate = ladder.cost_amount, ladder.cost_unit, ladder.fewer_preemptions_per_1000_per_unit
+    amount, unit = ladder.cost_amount, ladder.cost_unit
     if not amount or unit is None:
         return ""
     what = unit if unit.startswith("GiB") else _plural(unit, abs(amount))
     if amount < 0:
         return f" with {_number(-amount)} {'less' if unit.startswith('GiB') else 'fewer'} {what}"
     change = "fewer" if unit.startswith("token") else "more"
-    by_piece = "" if rate is None else f" ({_number(abs(rate))} per {unit})"
+    by_piece = "" if rate is None else f" ({_number(abs(rate))}{rate_unit} per {unit})"
     return f" for {_number(amount)} {change} {what}{by_piece}"
 
 

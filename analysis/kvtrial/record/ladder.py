@@ -81,7 +81,8 @@ class ArmLadder(Struct, frozen=True):
     """One arm's ladder: its levels, what it reaches, and for a variant what it buys against the control.
 
     `cost_amount` of `cost_unit` is what it takes more of (negative: less). `fewer_preemptions_per_1000_per_unit` is its
-    effect above the onset for one unit.
+    effect above the onset for one unit. `less_queue_seconds` and its rate: the same of the time that a request queues,
+    on a ladder that can only queue.
     """
 
     arm: str
@@ -101,6 +102,8 @@ class ArmLadder(Struct, frozen=True):
     moved: bool | None = None
     moved_note: str = ""
     changes_work: str = ""
+    less_queue_seconds: float | None = None
+    less_queue_seconds_per_unit: float | None = None
 
 
 class LadderResult(Struct, frozen=True):
@@ -108,6 +111,7 @@ class LadderResult(Struct, frozen=True):
 
     `onset_predicted`: [low, high], None where none was predicted. `onset_measured`: the lowest level with a preemption
     in any run; `onset_by_run` of each run by itself. `error_requests`: how far it lies outside the prediction.
+    `queue_from`: on a ladder that can only queue, the first level with more in flight than run at once.
     """
 
     host: str
@@ -119,3 +123,4 @@ class LadderResult(Struct, frozen=True):
     prediction: str
     regime: list[str]
     arms: list[ArmLadder]
+    queue_from: int | None = None

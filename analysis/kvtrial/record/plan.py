@@ -219,7 +219,7 @@ class OnsetPlan(Struct, frozen=True, forbid_unknown_fields=True):
 
     `kind` exact: at `low` = `high`, `last_safe` + 1. range: up to `last_safe` any choice of the requests fits, at
     `high` at the latest every replay of their order has preempted. never: `low` and `high` are None, the mix can only
-    queue.
+    queue, and up to `last_safe` nobody does.
     """
 
     kind: Literal["exact", "range", "never"]

@@ -73,6 +73,13 @@ class Requires(Struct, frozen=True, forbid_unknown_fields=True):
     since_vllm: str | None = None
 
 
+class PercentOf(Struct, frozen=True, forbid_unknown_fields=True):
+    """A size of an arm's own in percent of one of the protocol's, as the host has that; rounded up."""
+
+    percent: int
+    of: str
+
+
 class Arm(Struct, frozen=True, forbid_unknown_fields=True):
     """One engine configuration. `args` and `env` are what it changes in the engine's common launch.
 
@@ -87,7 +94,7 @@ class Arm(Struct, frozen=True, forbid_unknown_fields=True):
     args: dict[str, Any] = {}
     env: dict[str, str | None] = {}
     may_differ: list[MayDiffer] = []
-    sizes: dict[str, int] | UnsetType = UNSET
+    sizes: dict[str, int | PercentOf] | UnsetType = UNSET
     requires: Requires | UnsetType = UNSET
     costs: Cost | UnsetType = UNSET
     model: Literal["smaller"] | UnsetType = UNSET
@@ -258,8 +265,9 @@ class Ladder(Struct, frozen=True, forbid_unknown_fields=True):
 
     The phase is made into one for each level, PHASE_1, PHASE_2, …, in one salt, with the engine's caches emptied before
     each. `levels` UNSET: around the predicted onset, by host. Comparisons may name two phases that stand for several:
-    `ladder`, all levels, and `above_onset`, those from the predicted onset on. `stall_multiple`: a gap between tokens
-    above this multiple of the run's median is a stall.
+    `ladder`, all levels, and `above_onset`, those from the predicted onset on; where nothing can be preempted the
+    planner puts `queueing` in its place, the levels with more in flight than run at once, and queue time decides.
+    `stall_multiple`: a gap between tokens above this multiple of the run's median is a stall.
     `watch_seconds`: the interval at which running, waiting, KV use and preemptions are read during a level.
     """
 

@@ -1,18 +1,21 @@
 """A ladder's answer from synthetic records: onset beside prediction, regime, objectives, prices, and MOVED."""
 
 import pytest
+from build import PROTOCOLS
 from kvtrial.analysis.answer import ten_lines
 from kvtrial.analysis.ladder import first_out, level_facts, onset_error, pattern_of, reach
 from kvtrial.analysis.ledger import judge_moved, server_ledger
 from kvtrial.analysis.levels import phases_of
+from kvtrial.analysis.plan import for_host
 from kvtrial.analysis.prices import Prices, Resources, costs, lacks_price, price_per_hour
+from kvtrial.analysis.protocols import load_protocol, only_arms
 from kvtrial.analysis.regime import change_sentences, instead_sentences, recomputed_sentence
 from kvtrial.analysis.report import build_report
 from kvtrial.analysis.verdict import conclude
 from kvtrial.record.plan import OnsetPlan
 from kvtrial.record.pressure import PressurePoint, RequestTimes, phase_ledger, request_ledger
 from kvtrial.record.protocol import Objective
-from ladder_build import LEVELS, REQUESTS, Shape, ladder_protocol, ladder_records, preempting
+from ladder_build import LEVELS, REQUESTS, Shape, cpu_host, ladder_protocol, ladder_records, preempting
 from msgspec.structs import replace
 
 
@@ -365,6 +368,53 @@ def test_the_terminal_gets_the_answer_in_ten_lines(verdict):
     assert "Profiles: interactive: up to 4 in flight with base" in text
     assert "Change: fewer_seqs (fewer sequences at a time (max_num_seqs)): 500 fewer preemptions" in text
     assert "MOVED" in text
+
+
+def queue_protocol():
+    """The shipped protocol of a host whose prompts fill its pool: 448 tokens in and 64 out, four at a time."""
+    sizes = {"prompt_tokens": 448, "output_tokens": 64}
+    protocol = only_arms(load_protocol("preemption_ladder", PROTOCOLS), ["more_kv"])
+    return for_host(replace(protocol, ladder=replace(protocol.ladder, levels=list(LEVELS))), cpu_host(sizes=sizes))
+
+
+def queueing(arm, level, pair):
+    """The base lets in four; with more KV memory nobody waits."""
+    waits = 0.1 * (level - 4) + 0.002 * (pair % 3) if arm == "base" and level > 4 else 0.001
+    return Shape(0, waits, 0.0)
+
+
+def queue_records(shapes=queueing):
+    records = []
+    for run in ladder_records(shapes, arms=("base", "more_kv")):
+        phases = [replace(p, block="queueing" if p.block == "above_onset" else p.block) for p in run.phases]
+        facts = [[replace(f, prompt_tokens=448, output_tokens=64) for f in p.requests] for p in phases]
+        phases = [replace(p, requests=own) for p, own in zip(phases, facts, strict=True)]
+        records.append(replace(run, phases=phases, evidence="gpu"))
+    return records
+
+
+def test_a_ladder_that_can_only_queue_says_so_and_is_judged_by_its_times():
+    result = conclude(queue_protocol(), {"h1": queue_records()}, "c1")
+    assert result.verdict == "BETTER", result.reason
+    primary = next(c for c in result.comparisons if c.role == "primary")
+    assert (primary.metric, primary.effect) == ("queue_seconds_per_request", pytest.approx(-0.2, abs=0.01))
+    assert all(c.effect is not None for c in result.comparisons if c.metric != "longest_gap_p95_seconds")
+    assert (result.ladder.onset_measured, result.ladder.queue_from) == (None, 5)
+    text = "\n".join(ten_lines(result, "results/c1"))
+    assert "Ladder: These requests only queue, from 5 in flight on: no level was preempted, as predicted." in text
+    assert "A request waits 1 ms at 4, 102 ms at 5, 302 ms at 7 in flight before it is first scheduled" in text
+    assert "Change: more_kv (more KV memory): a request queues 201 ms less with more in flight than run at once" in text
+    assert " more GiB of KV cache (" in text and " s per GiB of KV cache)" in text
+    assert result.recommendation.action == "adopt more_kv"
+    assert "above the onset" not in text
+
+
+def test_a_change_that_leaves_the_queue_as_it_was_is_not_worth_having():
+    result = conclude(
+        queue_protocol(), {"h1": queue_records(lambda _, level, pair: queueing("base", level, pair))}, "c1"
+    )
+    assert result.verdict == "EQUIVALENT", result.reason
+    assert result.recommendation.action.startswith("keep the control")
 
 
 def test_an_arm_that_only_moves_the_delay_is_not_recommended():

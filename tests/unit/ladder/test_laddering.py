@@ -94,6 +94,35 @@ def test_a_mix_that_can_only_queue_is_refused_before_anything_starts():
     assert labelled.hosts[0].ladder.onset["base"].kind == "never"
 
 
+QUEUES = {"sizes": {"prompt_tokens": 448, "output_tokens": 64}}
+
+
+def test_a_ladder_that_can_only_queue_is_compared_by_the_queue_over_the_levels_that_do():
+    plan = planned(host=QUEUES, ladder=[1, 2, 3, 4, 6, 8])
+    blocks = {phase.concurrency: phase.block for phase in plan.hosts[0].runs[0].phases if phase.reset}
+    assert {level for level, block in blocks.items() if block == "queueing"} == {6, 8}
+    comparisons = plan.protocol.comparisons
+    primary = next(c for c in comparisons if c.role == "primary")
+    assert (primary.arm, primary.metric, primary.phase) == ("more_kv", "queue_seconds_per_request", "queueing")
+    assert {c.phase for c in comparisons} == {"queueing"} and sum(c.role == "primary" for c in comparisons) == 1
+    assert ladder_lines(plan.hosts[0])[-1].startswith("h1: this ladder can only queue")
+    assert not any("only queue" in line for line in ladder_lines(planned().hosts[0]))
+
+
+def test_a_ladder_on_which_not_even_a_queue_can_be_seen_is_refused():
+    sizes = {"prompt_tokens": 448, "output_tokens": 33, "gpu_blocks": 136, "requests": 16}
+    with pytest.raises(UnusableInput, match="shows not even a queue; give levels above 9"):
+        planned(host={"sizes": sizes}, ladder=[1, 2, 3, 4, 5, 6])
+
+
+def test_of_a_fleet_the_protocol_is_that_of_a_host_that_preempts():
+    hosts = {"a": cpu_host(**QUEUES), "b": cpu_host()}
+    asked = replace(request(ladder=[1, 3, 4, 5, 6, 7]), hosts=hosts)
+    plan = make_plan(asked, requested_protocol(asked))
+    primary = next(c for c in plan.protocol.comparisons if c.role == "primary")
+    assert (primary.metric, primary.phase) == ("preemptions_per_1000_requests", "above_onset")
+
+
 def test_a_random_mix_with_too_few_requests_is_told_how_many_it_takes():
     """All six run at once: nothing queues, and longer answers are not the cure."""
     mix = str(ROOT / "tests" / "bench" / "mixes" / "random_128_64to448.yml")
@@ -139,20 +168,11 @@ BATCH = {"engine_args": cpu_host().engine_args | {"max-num-batched-tokens": 4096
         ),
         (
             "shorter_inputs",
-            {"prompt_tokens": 128, "requests": 16},
-            "prompt_tokens=128, base has 128; set prompt_tokens above 128",
+            {"prompt_tokens": 1, "requests": 24},
+            "prompt_tokens=1, base has 1; set prompt_tokens above 1",
         ),
         ("less_reserve", {"reserve_tokens": 300}, "reserve_tokens=320, base has 300; set reserve_tokens above 320"),
-        (
-            "less_reserve",
-            {"output_tokens": 400},
-            "so it cuts the answers, which it does not declare; set output_tokens to",
-        ),
-        (
-            "truncated_answers",
-            {"output_tokens": 100, "requests": 12},
-            "so it cuts no answer; set output_tokens abo",
-        ),
+        ("less_reserve", {"output_tokens": 500}, "reserve_tokens=625, base has 512; set reserve_tokens above 625"),
         ("more_kv", {"output_tokens": 600}, "answers are to have 600 tokens (output_tokens) and may have 512"),
     ],
 )
@@ -160,6 +180,45 @@ def test_an_arm_whose_size_changes_nothing_or_the_opposite_is_refused(arm, sizes
     with pytest.raises(UnusableInput, match="host h1: ") as refused:
         planned(arms=[arm], host={**BATCH, "sizes": sizes})
     assert said in str(refused.value) and "kvtrial_sizes" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("arm", "limit", "said"),
+    [
+        ("truncated_answers", 300, "so it cuts no answer; set output_tokens above 300"),
+        ("less_reserve", 200, "so it cuts the answers, which it does not declare; set output_tokens to 200 or less"),
+    ],
+)
+def test_a_limit_of_ones_own_must_cut_answers_where_that_is_declared_and_nowhere_else(tmp_path, arm, limit, said):
+    own = tmp_path / "own.yml"
+    arms = {arm: {"sizes": {"reserve_tokens": limit}}}
+    own.write_text(
+        yaml.safe_dump({"schema_version": "1.0", "name": "own", "extends": "preemption_ladder", "arms": arms})
+    )
+    with pytest.raises(UnusableInput, match="host h1: ") as refused:
+        planned(protocol=str(own), arms=[arm], host=BATCH)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(("prompt", "answer"), [(128, 256), (256, 400), (64, 300)])
+def test_what_an_arm_sends_follows_what_the_base_sends(prompt, answer):
+    """An inventory with prompts of 128 tokens has shorter ones in shorter_inputs too, and so on."""
+    sizes = {"prompt_tokens": prompt, "output_tokens": answer, "requests": 14}
+    plan = planned(arms=["shorter_inputs", "truncated_answers", "less_reserve"], host={**BATCH, "sizes": sizes})
+    runs = {run.arm: run.phases[-1] for run in plan.hosts[0].runs[:4]}
+    assert (runs["base"].prompts.tokens, runs["shorter_inputs"].prompts.tokens) == (prompt, prompt // 2)
+    assert runs["truncated_answers"].max_tokens == answer // 2
+    assert answer < runs["less_reserve"].max_tokens < runs["base"].max_tokens == 512
+
+
+def test_a_percentage_of_what_is_no_size_is_refused(tmp_path):
+    own = tmp_path / "own.yml"
+    arms = {"shorter_inputs": {"sizes": {"prompt_tokens": {"percent": 50, "of": "prompt_token"}}}}
+    own.write_text(
+        yaml.safe_dump({"schema_version": "1.0", "name": "own", "extends": "preemption_ladder", "arms": arms})
+    )
+    with pytest.raises(UnusableInput, match=r'"prompt_token" is not known.*Did you mean prompt_tokens'):
+        planned(protocol=str(own), arms=["shorter_inputs"])
 
 
 def test_an_arm_whose_value_is_the_controls_is_refused_and_one_that_is_meant_to_be_the_same_is_not():

@@ -41,12 +41,51 @@ def test_the_onset_on_a_gpu_lies_where_it_was_predicted():
     assert (found.last_safe, found.low) == (14, 15)
 
 
+LONG = Length(2048, 96)
+"""Of which 44 fit into 6,000 blocks of 16 to their end."""
+
+
+@pytest.mark.parametrize(("batched", "onset"), [(8192, ("exact", 45, 45)), (2048, ("range", 45, 46))])
+def test_where_prompts_come_in_over_many_steps_the_prediction_holds_what_the_replays_do(batched, onset):
+    """A prompt a step: the first answers end before the last have grown, and 45 fit after all."""
+    found = predict_onset([LONG] * 64, 6000, 16, batched_tokens=batched)
+    assert (found.kind, found.low, found.high, found.last_safe) == (*onset, 44)
+    assert predict_onset([LONG] * 64, 6000, 16).kind == "range"  # the engine chooses 2,048 at least
+    replayed = {
+        level: [
+            replay_preemptions([LONG] * 64, level, 6000, 16, None, turnaround, 0, batched, first)
+            for turnaround in (0, 2, 6)
+            for first in (0, 1)
+        ]
+        for level in range(44, 48)
+    }
+    assert not any(replayed[44]) and all(replayed[found.high])
+    if found.kind == "range":
+        assert not all(replayed[45])
+        assert "45 prompts come in over up to 45 steps (max-num-batched-tokens 2048)" in onset_words(found)
+
+
+def test_prompts_that_come_in_one_after_another_for_longer_than_an_answer_takes_never_preempt():
+    found = predict_onset([Length(8000, 16)] * 30, 6000, 16, batched_tokens=2048)
+    assert found.kind == "never" and "come in over up to 44 steps" in found.why
+    assert predict_onset([Length(8000, 16)] * 30, 6000, 16, batched_tokens=200_000).low == 12
+
+
+@given(lengths := st.builds(Length, st.integers(1, 300), st.integers(1, 300)), st.integers(2, 60), st.integers(32, 900))
+@settings(max_examples=60, deadline=None)
+def test_up_to_the_last_safe_level_no_budget_of_a_step_preempts(length, pool, budget):
+    assume(blocks_at_end(length, 16) <= pool)
+    found = predict_onset([length] * 30, pool, 16, batched_tokens=budget)
+    for first in (0, 1):
+        assert replay_preemptions([length] * 30, found.last_safe, pool, 16, None, 0, 0, budget, first) == 0
+        if found.kind == "exact":
+            sent = [length] * max(30, found.low)
+            assert replay_preemptions(sent, found.low, pool, 16, None, 0, 0, budget, first) > 0
+
+
 def test_half_of_the_answer_is_the_wrong_measure():
     found = predict_onset([Length(256, 256)] * 12, POOL, BLOCK)
     assert found.last_safe != POOL * BLOCK // (256 + 128)
-
-
-lengths = st.builds(Length, st.integers(1, 300), st.integers(1, 300))
 
 
 @given(lengths, st.integers(1, 40), st.sampled_from([16, 32, 128]), st.integers(0, 3))
@@ -58,7 +97,8 @@ def test_fixed_lengths_are_safe_up_to_the_prediction_and_not_beyond(length, pool
     assert replay_preemptions(requests, found.last_safe, pool, block) == 0
     beyond = found.last_safe + 1 + more
     assume(beyond <= len(requests))
-    assert (replay_preemptions(requests, beyond, pool, block) > 0) == (found.kind == "exact")
+    assert (replay_preemptions(requests, beyond, pool, block) > 0) == (found.kind != "never")
+    assert found.kind == "never" or found.low == found.last_safe + 1
 
 
 @given(st.lists(lengths, min_size=2, max_size=12), st.integers(20, 60), st.integers(0, 5), st.integers(0, 5))
@@ -69,7 +109,8 @@ def test_below_the_range_no_order_and_no_timing_preempts(requests, pool, turnaro
     safe = min(found.last_safe, len(requests))
     assert replay_preemptions(requests[::-1], safe, pool, 16, None, turnaround, stagger) == 0
     if found.kind == "range":
-        assert found.last_safe < found.low <= found.high <= len(requests)
+        assert found.last_safe < found.low <= found.high
+        assert found.high <= len(requests) or len(set(requests)) == 1
 
 
 @given(st.lists(lengths, min_size=1, max_size=12), st.integers(20, 60), st.integers(1, 6))

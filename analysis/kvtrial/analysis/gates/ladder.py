@@ -1,12 +1,13 @@
 """Gates on a ladder: every level began empty, the server's times add up, and the pool is the one that was planned."""
 
 from collections.abc import Sequence
+from statistics import median
 
 from msgspec import Struct
 
 from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, gate, some, where
 from kvtrial.analysis.laddering import ALL_LEVELS
-from kvtrial.analysis.ledger import ServerLedger, server_ledger
+from kvtrial.analysis.ledger import server_ledger
 from kvtrial.analysis.levels import phases_of, risen
 from kvtrial.record.plan import Capacity
 from kvtrial.record.record import PhaseRecord, RunRecord
@@ -75,92 +76,151 @@ def _not_empty(run: RunRecord, phase: PhaseRecord, hits: float) -> list[str]:
 
 
 class Tolerance(Struct, frozen=True, forbid_unknown_fields=True):
-    """How far queue + prefill + decode may lie from end-to-end, percent of end-to-end.
+    """How far queue + prefill + decode may lie from end-to-end, percent of end-to-end, beside what is explained.
 
-    `way_max_seconds`: so much a request may take into the engine core and out of it, for each one in flight: the API
-    server takes those that arrive together one after another. More is time that queue or prefill lost.
-    `outside_core_max_seconds`: the same bound as campaigns up to 2026-11-29 declared it, of a request whatever is in
-    flight beside it. Given, it is the one that holds: a recorded campaign is judged by what it declared.
+    `way_max_seconds` and `outside_core_max_seconds`: bounds that earlier releases declared. They are read, so that what
+    was recorded can be judged, and loosen nothing any more.
     """
 
     tolerance_percent: float = 2.0
-    way_max_seconds: float = 0.01
+    way_max_seconds: float | None = None
     outside_core_max_seconds: float | None = None
 
-    def most_seconds(self, in_flight: int) -> float:
-        """The most that a request may take on its way with so many in flight."""
-        if self.outside_core_max_seconds is not None:
-            return self.outside_core_max_seconds
-        return self.way_max_seconds * in_flight
+
+class _Books(Struct, frozen=True):
+    """The engine's times of a level, seconds a request. `way`: into the engine core and of a first token out of it."""
+
+    run: RunRecord
+    phase: PhaseRecord
+    e2e: float
+    difference: float
+    way: float
+    prefill: float
 
 
 @gate("server_time_adds_up", Tolerance)
 def server_time_adds_up(context: GateContext, parameters: Tolerance) -> Decision:
     """In each level the engine's own queue, prefill and decode times add up to its end-to-end times.
 
-    A larger difference than allowed is no fault where the times to first token, another counter, show it as time
-    outside the engine core: short requests spend that share there. It is bounded, since time that queue or prefill lost
-    would look the same.
+    Within the tolerance where one request is in flight. Where others are, a request that comes while a step runs is not
+    in the engine's queue before that step ends: no part counts this wait, end-to-end and the time to first token do. It
+    may take what a request alone takes on that way, and one step that computes prompts, which is as long as the prefill
+    of those in it. What is left must be within the tolerance, the times to first token must show the same, and in no
+    arm may the way be longer than in the control by more than the tolerance and what its prefill is longer.
     """
-    problems, looked, beyond = [], 0, 0
-    allowed = parameters.tolerance_percent / 100
-    largest: ServerLedger | None = None
+    books: list[_Books] = []
     for run in context.runs:
         for phase in phases_of(run, ALL_LEVELS):
-            ledger = server_ledger(phase)
-            if ledger is None or ledger.difference_share is None:
-                return None, f"{where(run, phase)}: queue, prefill, decode or end-to-end times are not exported"
-            looked += 1
-            if largest is None or abs(ledger.difference_share) > abs(largest.difference_share or 0.0):
-                largest = ledger
-            if abs(ledger.difference_share) <= allowed:
-                continue
-            beyond += 1
-            if not _explained(ledger, phase, parameters):
-                problems.append(
-                    f"{where(run, phase)}: queue {ledger.queue_seconds:.3f} + prefill {ledger.prefill_seconds:.3f} + "
-                    f"decode {ledger.decode_seconds:.3f} s differ from end-to-end {ledger.e2e_seconds:.3f} s by "
-                    f"{100 * ledger.difference_share:.2f} %{_outside(ledger)}"
-                )
+            own = _books(run, phase)
+            if own is None:
+                return None, f"{where(run, phase)}: queue, prefill, decode, first token or end-to-end are not exported"
+            books.append(own)
+    if not books:
+        return None, "no level of the ladder"
+    allowed = parameters.tolerance_percent / 100
+    alone = {id(own.run): own.way for own in books if own.phase.concurrency == 1}
+    problems = [
+        f"{where(own.run, own.phase)}: {problem}"
+        for own in books
+        if (problem := _unexplained(own, allowed, alone.get(id(own.run), 0.0)))
+    ]
+    problems += _arms_apart(books, context.protocol.control, allowed)
     if problems:
         return False, some(problems)
-    if largest is None or largest.difference_share is None:
-        return None, "no level of the ladder"
-    over = (
-        f"; {beyond} of them beyond {parameters.tolerance_percent:g} %, where what is left without the time outside "
-        f"the core is within it"
+    largest = max(books, key=lambda own: abs(own.difference) / own.e2e)
+    beyond = [own for own in books if abs(own.difference) > allowed * own.e2e]
+    text = (
+        f"queue + prefill + decode against end-to-end differ by at most {_percent(largest.difference, largest)} in "
+        f"{len(books)} levels (allowed {parameters.tolerance_percent:g} %), of which the times to first token show "
+        f"{_percent(largest.way, largest)}"
     )
-    return True, (
-        f"queue + prefill + decode against end-to-end differ by at most {100 * largest.difference_share:.2f} % in "
-        f"{looked} levels (allowed {parameters.tolerance_percent:g} %){over if beyond else ''}{_outside(largest)}"
-        f"{_earlier(parameters)}"
+    if beyond:
+        room = max(beyond, key=lambda own: _room(own, allowed, alone.get(id(own.run), 0.0)) / own.e2e)
+        hidden = _room(room, allowed, alone.get(id(room.run), 0.0))
+        text += (
+            f"; {len(beyond)} of them beyond it, within it without the way of a request alone and the step under way "
+            f"when it came; time that queue or prefill lost would look the same up to {1e3 * hidden:.0f} ms a request "
+            f"({_percent(hidden, room)}, at {room.phase.concurrency} in flight)"
+        )
+    return True, text + _earlier(parameters)
+
+
+def _books(run: RunRecord, phase: PhaseRecord) -> _Books | None:
+    ledger = server_ledger(phase)
+    if ledger is None or not phase.finished or ledger.difference_share is None or ledger.outside_core_share is None:
+        return None
+    e2e = ledger.e2e_seconds / phase.finished
+    return _Books(
+        run=run,
+        phase=phase,
+        e2e=e2e,
+        difference=ledger.difference_share * e2e,
+        way=ledger.outside_core_share * e2e,
+        prefill=ledger.prefill_seconds / phase.finished,
     )
+
+
+def _step_under_way(own: _Books, alone: float) -> float:
+    """What a request may spend before the engine's queue and after its last token, others being in flight."""
+    return 0.0 if own.phase.concurrency == 1 else max(0.0, alone) + own.prefill
+
+
+def _room(own: _Books, allowed: float, alone: float) -> float:
+    """How much more a request could have lost before the books would be called wrong."""
+    return _step_under_way(own, alone) + allowed * own.e2e - own.difference
+
+
+def _unexplained(own: _Books, allowed: float, alone: float) -> str:
+    """What is wrong with a level's books, as a sentence's end; empty where nothing is."""
+    apart = f"queue + prefill + decode differ from end-to-end by {_percent(own.difference, own)}"
+    if abs(own.difference - own.way) > allowed * own.e2e:
+        return f"{apart}, and the times to first token show {_percent(own.way, own)} of it"
+    if own.difference < -allowed * own.e2e:
+        return f"{apart}: they are longer than the whole"
+    if _room(own, allowed, alone) >= 0:
+        return ""
+    if own.phase.concurrency == 1:
+        return (
+            f"{apart}, {1e3 * own.difference:.1f} ms of a request with none beside it, which nothing explains; longer "
+            f"answers make it a smaller share"
+        )
+    return (
+        f"{apart}, {1e3 * own.difference:.1f} ms a request; explained are {1e3 * alone:.1f} ms of a request alone and "
+        f"a step under way of {1e3 * own.prefill:.1f} ms"
+    )
+
+
+def _arms_apart(books: Sequence[_Books], control: str, allowed: float) -> list[str]:
+    """Arms whose way is longer than the control's, in the median over pairs, by more than their prefill explains."""
+    at = {(own.run.arm, own.run.pair, own.phase.concurrency): own for own in books}
+    problems = []
+    for arm, level in sorted({(own.run.arm, own.phase.concurrency or 0) for own in books if own.run.arm != control}):
+        both = [
+            (own, at[control, pair, level])
+            for (name, pair, concurrency), own in at.items()
+            if (name, concurrency) == (arm, level) and (control, pair, level) in at
+        ]
+        if not both:
+            continue
+        way = median((own.way - theirs.way) / theirs.e2e for own, theirs in both)
+        prefill = median((own.prefill - theirs.prefill) / theirs.e2e for own, theirs in both)
+        if way > allowed + max(0.0, prefill):
+            problems.append(
+                f"arm {arm} at {level} in flight: on the way into the engine core and out of it requests spend "
+                f"{100 * way:.2f} % of {control}'s end-to-end more than in {control} (median of {len(both)} pairs), "
+                f"and their prefill is {100 * prefill:+.2f} %"
+            )
+    return problems
+
+
+def _percent(seconds: float, own: _Books) -> str:
+    return f"{100 * seconds / own.e2e:.2f} %"
 
 
 def _earlier(parameters: Tolerance) -> str:
-    """That a campaign is judged by the bound of an earlier release, where it declares that one."""
-    bound = parameters.outside_core_max_seconds
-    return (
-        "" if bound is None else f"; a request may take {bound:g} s there (outside_core_max_seconds, an earlier bound)"
-    )
-
-
-def _explained(ledger: ServerLedger, phase: PhaseRecord, parameters: Tolerance) -> bool:
-    """Whether a difference is time outside the engine core, and no more of that than a request may take there."""
-    outside, difference = ledger.outside_core_share, ledger.difference_share
-    if outside is None or difference is None or not phase.finished or phase.concurrency is None:
-        return False
-    each = outside * ledger.e2e_seconds / phase.finished
-    allowed = parameters.tolerance_percent / 100
-    return 0 <= each <= parameters.most_seconds(phase.concurrency) and abs(difference - outside) <= allowed
-
-
-def _outside(ledger: ServerLedger) -> str:
-    """What of the difference the times to first token show as well."""
-    share = ledger.outside_core_share
-    if share is None:
-        return ""
-    return f"; by the times to first token {100 * share:.2f} % lie on the way into the engine core and out of it"
+    """That bounds of an earlier release stand in a recorded protocol and are not used."""
+    names = [name for name in ("way_max_seconds", "outside_core_max_seconds") if getattr(parameters, name) is not None]
+    return f"; {' and '.join(names)} of an earlier release: read, not used" if names else ""
 
 
 @gate("capacity_as_planned", NoParameters)
