@@ -9,7 +9,7 @@ from kvtrial.analysis.faults import Pair
 from kvtrial.analysis.levels import risen
 from kvtrial.record.plan import Capacity
 from kvtrial.record.protocol import Protocol
-from kvtrial.record.verdict import ComparisonResult, TierBudget, TierRow
+from kvtrial.record.verdict import ComparisonResult, Recommendation, TierBudget, TierRow
 
 
 def with_tier_sizes(protocol: Protocol, capacity: Capacity, chunk_tokens: int) -> Protocol:
@@ -37,16 +37,37 @@ def tier_budget(
     rows.sort(key=lambda row: row.tier_bytes)
     paying = [row for row in rows if row.verdict == "BETTER"]
     if not paying:
-        return TierBudget(rows, None, f"no tier is shown to pay: drop it ({_said(rows)})")
+        undecided = [row.arm for row in rows if row.verdict == "INCONCLUSIVE" and row.loaded_bytes_per_run]
+        advice = f"{', '.join(undecided)} undecided, so none is dropped yet" if undecided else "drop it"
+        return TierBudget(rows, None, f"no tier is shown to pay: {advice} ({_said(rows)})")
     chosen = next((row for row in paying if _as_good(row, paying[-1], comparisons)), paying[-1])
     larger = [row.arm for row in rows if row.tier_bytes > chosen.tier_bytes]
-    smaller = [row.arm for row in rows if row.tier_bytes < chosen.tier_bytes]
+    smaller = [row for row in rows if row.tier_bytes < chosen.tier_bytes]
+    idle = [row.arm for row in smaller if not row.loaded_bytes_per_run]
+    unproven = [row.arm for row in smaller if row.loaded_bytes_per_run]
     advice = f"{chosen.arm}: {chosen.tier_bytes:,} bytes of RAM ({chosen.times_gpu_kv:.3g} times the GPU's KV cache)"
     if larger:
         advice += f"; {', '.join(larger)} buys nothing more: shrink it to that"
-    if smaller:
-        advice += f"; {', '.join(smaller)} is not shown to pay: drop it"
+    if idle:
+        advice += f"; {', '.join(idle)} gives nothing back: drop it"
+    if unproven:
+        advice += f"; {', '.join(unproven)} is not shown to pay as much"
     return TierBudget(rows, chosen.tier_bytes, f"{advice} ({_said(rows)})")
+
+
+def with_budget(recommendation: Recommendation, budget: TierBudget | None) -> Recommendation:
+    """What to do with the tier that is the RAM budget, where that is another than the primary comparison's."""
+    if budget is None or budget.budget_bytes is None:
+        return recommendation
+    chosen = next(row.arm for row in budget.tiers if row.tier_bytes == budget.budget_bytes)
+    if recommendation.reason.startswith(f"{chosen} "):
+        return recommendation
+    action = f"adopt {chosen}" if recommendation.action.startswith("adopt ") else recommendation.action
+    return replace(
+        recommendation,
+        action=action,
+        reason=f"{recommendation.reason}; {chosen} is not shown to give less and takes less RAM",
+    )
 
 
 def _row(

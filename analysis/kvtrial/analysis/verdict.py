@@ -25,7 +25,7 @@ from kvtrial.analysis.mixes import declared_shares, saturated_phases
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.recommend import caveats_of, recommend
 from kvtrial.analysis.regime import regime_of
-from kvtrial.analysis.tiers import tier_budget
+from kvtrial.analysis.tiers import tier_budget, with_budget
 from kvtrial.analysis.timebudget import time_budget
 from kvtrial.record.ladder import LadderResult
 from kvtrial.record.plan import Plan
@@ -90,6 +90,8 @@ def conclude(
         shown = "" if word == "INCONCLUSIVE" else "shown on a "
         reason += f"; {shown}CPU engine: this is about the mechanism, its times say nothing about GPUs"
     pairs_needed = _pairs_needed_note(comparisons)
+    budget = tier_budget(protocol, _all_pairs(counted), comparisons) if word != "INVALID" else None
+    advice = recommend(protocol, word, reason, evidence, comparisons, records, pairs_needed)
     return Verdict(
         schema_version=SCHEMA_VERSION,
         campaign=campaign,
@@ -100,10 +102,10 @@ def conclude(
         comparisons=comparisons,
         hosts=[outcome.verdict for outcome in outcomes.values()],
         gates=_over_hosts_gates(protocol, outcomes),
-        recommendation=recommend(protocol, word, reason, evidence, comparisons, records, pairs_needed),
+        recommendation=with_budget(advice, budget) if word == "BETTER" else advice,
         break_even=_break_even(protocol, outcomes, counted, own_hit_share) if word != "INVALID" else None,
         time_budget=time_budget(records, install_seconds, campaign_seconds) if records else None,
-        tier_budget=tier_budget(protocol, _all_pairs(counted), comparisons) if word != "INVALID" else None,
+        tier_budget=budget,
         ladder=_lowest([outcome.verdict.ladder for outcome in outcomes.values()]),
         caveats=[
             *caveats_of(protocol, evidence, comparisons),

@@ -6,8 +6,9 @@ from kvtrial.analysis.compare import blank_result
 from kvtrial.analysis.faults import Pair
 from kvtrial.analysis.plan import for_host
 from kvtrial.analysis.protocols import load_protocol
-from kvtrial.analysis.tiers import tier_budget
+from kvtrial.analysis.tiers import tier_budget, with_budget
 from kvtrial.analysis.workingset import tier_chunks
+from kvtrial.record.verdict import Recommendation
 from ladder_build import cpu_host
 from msgspec.structs import replace
 
@@ -29,14 +30,21 @@ def test_tiers_are_so_many_times_the_usable_gpu_cache_in_whole_chunks(protocol):
     assert protocol.control == "off" and protocol.arms["off"].args == {}
 
 
-def judged(protocol, words, against_largest="EQUIVALENT", low=0.97):
-    """The budget where the arms' primary comparisons have these words."""
+SOME_PAY = {"tier_4x": "BETTER", "tier_2x": "BETTER", "tier_1_2x": "INCONCLUSIVE"}
+
+
+def judged(protocol, words, against_largest="EQUIVALENT", low=0.97, idle=()):
+    """The budget where the arms' primary comparisons have these words, and tiers that are `idle` gave nothing back."""
     runs = honest_records(1)
     gpu = 192 * 32 * 4096
     pair = {"off": replace(runs[0], arm="off")}
     for arm, times in SIZES.items():
         capacity = replace(runs[1].capacity, tier_bytes={arm: int(times * gpu)}, chunk_tokens={arm: 64})
-        pair[arm] = replace(runs[1], arm=arm, capacity=capacity)
+        phases = [
+            replace(phase, after=phase.after | {"load_bytes": phase.before.get("load_bytes")}) if arm in idle else phase
+            for phase in runs[1].phases
+        ]
+        pair[arm] = replace(runs[1], arm=arm, capacity=capacity, phases=phases)
     comparisons = []
     for declared in protocol.comparisons:
         result = blank_result(declared, protocol, "not_compared")
@@ -50,11 +58,12 @@ def judged(protocol, words, against_largest="EQUIVALENT", low=0.97):
 
 
 def test_the_smallest_tier_that_gives_what_the_largest_gives_is_the_budget(protocol):
-    budget = judged(protocol, {"tier_4x": "BETTER", "tier_2x": "BETTER", "tier_1_2x": "INCONCLUSIVE"})
+    budget = judged(protocol, SOME_PAY)
     assert budget.budget_bytes == 2 * 192 * 32 * 4096
     assert budget.advice.startswith("tier_2x: 50,331,648 bytes of RAM (2 times the GPU's KV cache)")
     assert "tier_4x buys nothing more: shrink it" in budget.advice
-    assert "tier_1_2x is not shown to pay: drop it" in budget.advice
+    assert "tier_1_2x is not shown to pay as much" in budget.advice
+    assert "tier_1_2x gives nothing back: drop it" in judged(protocol, SOME_PAY, idle=("tier_1_2x",)).advice
 
 
 def test_a_smaller_tier_that_is_shown_to_give_less_is_no_budget(protocol):
@@ -67,6 +76,23 @@ def test_where_no_tier_pays_it_is_dropped(protocol):
     assert budget.budget_bytes is None
     assert budget.advice.startswith("no tier is shown to pay: drop it (tier_1_2x EQUIVALENT ×0.2, ")
     assert [row.arm for row in budget.tiers] == ["tier_1_2x", "tier_2x", "tier_4x"]
+
+
+def test_while_a_tier_that_gives_something_back_is_undecided_none_is_dropped(protocol):
+    advice = judged(protocol, dict.fromkeys(SIZES, "INCONCLUSIVE"), idle=("tier_1_2x",)).advice
+    assert advice.startswith("no tier is shown to pay: tier_2x, tier_4x undecided, so none is dropped yet (")
+    assert "drop it (" in judged(protocol, dict.fromkeys(SIZES, "INCONCLUSIVE"), idle=SIZES).advice
+
+
+def test_the_recommendation_names_the_tier_that_is_the_budget(protocol):
+    largest = Recommendation("adopt tier_4x", "tier_4x is BETTER by the primary comparison", {})
+    budget = judged(protocol, SOME_PAY)
+    advised = with_budget(largest, budget)
+    assert advised.action == "adopt tier_2x"
+    assert advised.reason.endswith("; tier_2x is not shown to give less and takes less RAM")
+    assert with_budget(replace(largest, action="run again"), budget).action == "run again"
+    alone = judged(protocol, {"tier_4x": "BETTER", "tier_2x": "BETTER", "tier_1_2x": "WORSE"}, "WORSE", 1.2)
+    assert with_budget(largest, alone) == with_budget(largest, None) == largest
 
 
 def test_other_protocols_have_no_budget():
