@@ -4,6 +4,7 @@ These types are parts of the record. All of a ledger's times are whole nanosecon
 the whole exactly.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from statistics import median_low
 
@@ -46,7 +47,9 @@ class PhaseLedger(Struct, frozen=True):
     """The ledger of a phase over its finished requests with a first token. `*_ns` are sums.
 
     `stall_above_ns` = `stall_multiple` × `run_median_gap_ns`, the median gap between tokens over all phases of the run
-    that have a ledger. `requests` lists the first thousand.
+    that have a ledger. `requests` lists the first thousand. `next_first_token_ns`: from each request's send to the next
+    first token that any request of the phase got. A step that computes prompts and is under way when a request is sent
+    has ended by then, so that it can't have waited longer for it. None in older records.
     """
 
     stall_multiple: float
@@ -61,6 +64,7 @@ class PhaseLedger(Struct, frozen=True):
     stall_gaps_ns: int
     e2e_ns: int
     requests: list[RequestLedger]
+    next_first_token_ns: int | None = None
 
 
 class ResetFact(Struct, frozen=True):
@@ -114,6 +118,7 @@ def phase_ledger(requests: Sequence[RequestTimes], stall_multiple: float, run_me
     """The ledger of a phase. `run_median_gap_ns`: of the whole run."""
     above = round(stall_multiple * run_median_gap_ns)
     rows = [request_ledger(times, above) for times in requests]
+    firsts = sorted(times.first_token_ns for times in requests)
     return PhaseLedger(
         stall_multiple=stall_multiple,
         run_median_gap_ns=run_median_gap_ns,
@@ -127,6 +132,7 @@ def phase_ledger(requests: Sequence[RequestTimes], stall_multiple: float, run_me
         stall_gaps_ns=sum(row.stall_gaps_ns for row in rows),
         e2e_ns=sum(row.e2e_ns for row in rows),
         requests=rows[:LISTED_REQUESTS_MAX],
+        next_first_token_ns=sum(firsts[bisect_left(firsts, times.sent_ns)] - times.sent_ns for times in requests),
     )
 
 

@@ -157,7 +157,7 @@ def test_the_wait_for_the_step_under_way_is_shown_and_is_no_fault_of_the_books()
     """25 ms: a request alone takes 1 ms on its way, and a step with prompts 30."""
     result = judged(on_the_way(0.025))["server_time_adds_up"]
     assert result.passed is True
-    assert "1 of them beyond it, within it without the way of a request alone and the step under way" in result.detail
+    assert "1 of them beyond it, within it without the step under way when a request came" in result.detail
     assert re.search(r"would look the same up to \d+ ms a request \(\d\.\d\d %, at 5 in flight\)", result.detail)
 
 
@@ -166,7 +166,23 @@ def test_what_a_request_may_spend_on_its_way_does_not_grow_with_those_beside_it(
     """Beyond the step under way and 2 % of end-to-end nothing is allowed, however many are in flight."""
     result = judged(on_the_way(0.05, level))["server_time_adds_up"]
     assert result.passed is False
-    assert "explained are" in result.detail and "a step under way of 30.0 ms" in result.detail
+    assert re.search(r"the step under way when it came explains 3[01]\.\d ms", result.detail)
+
+
+def test_a_step_under_way_has_ended_when_anybody_gets_a_first_token():
+    """By the client's clock: 25 ms before the queue are too many where others got first tokens 5 ms after a send."""
+
+    def sooner(phase):
+        return replace(phase, ledger=replace(phase.ledger, next_first_token_ns=5_000_000 * phase.ledger.counted))
+
+    records = [replace(run, phases=[sooner(phase) for phase in run.phases]) for run in on_the_way(0.025)]
+    result = judged(records)["server_time_adds_up"]
+    assert result.passed is False and "the step under way when it came explains 5.0 ms" in result.detail
+    older = [
+        replace(run, phases=[replace(p, ledger=replace(p.ledger, next_first_token_ns=None)) for p in run.phases])
+        for run in on_the_way(0.025)
+    ]
+    assert judged(older)["server_time_adds_up"].passed is True
 
 
 def test_a_request_alone_waits_for_no_step():

@@ -306,6 +306,10 @@ def test_a_gap_above_the_multiple_of_the_runs_median_is_a_stall_and_one_at_it_is
     times = RequestTimes("a", 0, 10, 5_000_000, 5_000_000 + 1000 * sum(gaps), gaps)
     row = request_ledger(times, 5 * 2_000_000)
     assert (row.stalls, row.stall_gaps_ns, row.longest_gap_ns) == (1, 10_001_000, 10_001_000)
+    later = RequestTimes("b", 0, 4_000_000, 7_000_000, 8_000_000, [1000])
+    # The first waits for its own first token, 5 ms after its send; the second for that of the first, 1 ms after.
+    both = phase_ledger([times, later], 5.0, 2_000_000)
+    assert both.next_first_token_ns == (5_000_000 - 10) + (5_000_000 - 4_000_000)
     whole = phase_ledger([times], 5.0, 2_000_000)
     assert (whole.stalled_requests, whole.stall_above_ns) == (1, 10_000_000)
 

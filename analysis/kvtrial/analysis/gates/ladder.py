@@ -88,7 +88,11 @@ class Tolerance(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Books(Struct, frozen=True):
-    """The engine's times of a level, seconds a request. `way`: into the engine core and of a first token out of it."""
+    """The engine's times of a level, seconds a request. `way`: into the engine core and of a first token out of it.
+
+    `next_first_token`: the client's, from a request's send to the next first token that anybody got; None where the
+    record does not have it.
+    """
 
     run: RunRecord
     phase: PhaseRecord
@@ -96,6 +100,7 @@ class _Books(Struct, frozen=True):
     difference: float
     way: float
     prefill: float
+    next_first_token: float | None
 
 
 @gate("server_time_adds_up", Tolerance)
@@ -104,9 +109,11 @@ def server_time_adds_up(context: GateContext, parameters: Tolerance) -> Decision
 
     Within the tolerance where one request is in flight. Where others are, a request that comes while a step runs is not
     in the engine's queue before that step ends: no part counts this wait, end-to-end and the time to first token do. It
-    may take what a request alone takes on that way, and one step that computes prompts, which is as long as the prefill
-    of those in it. What is left must be within the tolerance, the times to first token must show the same, and in no
-    arm may the way be longer than in the control by more than the tolerance and what its prefill is longer.
+    may take one step that computes prompts. That is no longer than until the next first token that any request got, by
+    the client's clock, and no longer than the prefill of those in it beside the way of a request alone, by the
+    engine's: the lesser of both is explained. What is left must be within the tolerance, the times to first token must
+    show the same, and in no arm may the way be longer than in the control by more than the tolerance and what its
+    prefill is longer.
     """
     books: list[_Books] = []
     for run in context.runs:
@@ -138,8 +145,8 @@ def server_time_adds_up(context: GateContext, parameters: Tolerance) -> Decision
         room = max(beyond, key=lambda own: _room(own, allowed, alone.get(id(own.run), 0.0)) / own.e2e)
         hidden = _room(room, allowed, alone.get(id(room.run), 0.0))
         text += (
-            f"; {len(beyond)} of them beyond it, within it without the way of a request alone and the step under way "
-            f"when it came; time that queue or prefill lost would look the same up to {1e3 * hidden:.0f} ms a request "
+            f"; {len(beyond)} of them beyond it, within it without the step under way when a request came; time that "
+            f"queue or prefill lost would look the same up to {1e3 * hidden:.0f} ms a request "
             f"({_percent(hidden, room)}, at {room.phase.concurrency} in flight)"
         )
     return True, text + _earlier(parameters)
@@ -157,12 +164,18 @@ def _books(run: RunRecord, phase: PhaseRecord) -> _Books | None:
         difference=ledger.difference_share * e2e,
         way=ledger.outside_core_share * e2e,
         prefill=ledger.prefill_seconds / phase.finished,
+        next_first_token=None
+        if phase.ledger is None or phase.ledger.next_first_token_ns is None or not phase.ledger.counted
+        else phase.ledger.next_first_token_ns / 1e9 / phase.ledger.counted,
     )
 
 
 def _step_under_way(own: _Books, alone: float) -> float:
     """What a request may spend before the engine's queue and after its last token, others being in flight."""
-    return 0.0 if own.phase.concurrency == 1 else max(0.0, alone) + own.prefill
+    if own.phase.concurrency == 1:
+        return 0.0
+    by_the_engine = max(0.0, alone) + own.prefill
+    return by_the_engine if own.next_first_token is None else min(by_the_engine, own.next_first_token)
 
 
 def _room(own: _Books, allowed: float, alone: float) -> float:
@@ -185,8 +198,8 @@ def _unexplained(own: _Books, allowed: float, alone: float) -> str:
             f"answers make it a smaller share"
         )
     return (
-        f"{apart}, {1e3 * own.difference:.1f} ms a request; explained are {1e3 * alone:.1f} ms of a request alone and "
-        f"a step under way of {1e3 * own.prefill:.1f} ms"
+        f"{apart}, {1e3 * own.difference:.1f} ms a request; the step under way when it came explains "
+        f"{1e3 * _step_under_way(own, alone):.1f} ms"
     )
 
 
