@@ -20,6 +20,12 @@ pytestmark = pytest.mark.e2e_real
 STATE = ROOT / ".kvtrial"
 TOO_LITTLE_BYTES = 700_000_000
 """The engine's two processes need about 1.1 GB to start."""
+ROOM_BYTES = 64 * 2**20
+# Takes 512 MiB, page by page, and is the last that the kernel would kill.
+GREEDY = (
+    "open('/proc/self/oom_score_adj', 'w').write('-1000'); b = bytearray(512 << 20)\n"
+    "for at in range(0, len(b), 4096): b[at] = 1"
+)
 
 
 @pytest.fixture(name="engine", scope="module")
@@ -85,14 +91,24 @@ def limit(group: Path, size_bytes: int) -> None:
         pytest.skip(f"no cgroup with a memory limit can be made here: {error}")
 
 
-def program_in(group: Path, trial: Trial) -> subprocess.Popen[bytes]:
-    """The host program, and with it the engine, in a cgroup."""
+def used_bytes(group: Path) -> int:
+    """What the processes of a cgroup hold and the kernel can't take back."""
+    fields = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return int(fields.get("total_rss") or fields.get("anon", 0)) + int(fields.get("shmem", 0))
+
+
+def python_in(group: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """A Python in a cgroup."""
     join = f"import os, sys; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid())); "
     run = "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-    arguments = ["-m", "kvtrial.host.program", "run", "--directory", str(trial.folder.directory)]
     return subprocess.Popen(
         [sys.executable, "-c", join + run, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
+
+
+def program_in(group: Path, trial: Trial) -> subprocess.Popen[bytes]:
+    """The host program, and with it the engine, in a cgroup."""
+    return python_in(group, "-m", "kvtrial.host.program", "run", "--directory", str(trial.folder.directory))
 
 
 def test_an_engine_killed_at_a_cgroups_limit_is_told_so(engine, group, tmp_path):
@@ -103,4 +119,27 @@ def test_an_engine_killed_at_a_cgroups_limit_is_told_so(engine, group, tmp_path)
     assert fault.fault == "engine_died_at_start"
     assert fault.cause.startswith("The memory limit of a cgroup"), fault
     assert "This is no preemption" in fault.cause and "MemoryMax=" in fault.fix
+    shutil.rmtree(tmp_path / "host")
+
+
+def test_an_engine_killed_at_a_cgroups_limit_while_it_serves_is_told_from_preemption(engine, group, tmp_path):
+    """Requests are preempted at the time, and the engine dies of something else."""
+    trial = base_run(engine, tmp_path / "host")
+    program = program_in(group, trial)
+    until = time.monotonic() + 200
+    while (progress := trial.folder.read_progress()) is None or progress.phase != "load_7":
+        assert program.poll() is None and time.monotonic() < until, progress
+        time.sleep(0.02)
+    limit(group, used_bytes(group) + ROOM_BYTES)
+    greedy = python_in(group, "-c", GREEDY)
+    program.wait(timeout=120)
+    greedy.kill()
+    greedy.wait()
+    record = trial.records()[0]
+    assert record.fault.fault == "engine_died", record.fault
+    assert record.fault.phase == "load_7"
+    assert record.fault.cause.startswith("The memory limit of a cgroup"), record.fault
+    assert "This is no preemption" in record.fault.cause
+    # Levels that were through show the preemptions that it is told from.
+    assert run_onset(record) == 5
     shutil.rmtree(tmp_path / "host")

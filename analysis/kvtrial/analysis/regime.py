@@ -180,7 +180,9 @@ def _queue_change(ladder: ArmLadder) -> list[str]:
     less = ladder.less_queue_seconds or 0.0
     text = f"{ladder.arm} ({ladder.title}): a request queues {_seconds(abs(less))} {'less' if less >= 0 else 'LONGER'}"
     text += " with more in flight than run at once"
-    return [f"{text}{_taken(ladder, ladder.less_queue_seconds_per_unit, ' s')}.", *_work_sentences(ladder)]
+    text += _taken(ladder, ladder.less_queue_seconds_per_unit, " s")
+    onset = "" if ladder.onset_measured is None else f"; with it preemption begins at {ladder.onset_measured}"
+    return [f"{text}{onset}.", *_work_sentences(ladder)]
 
 
 def _work_sentences(ladder: ArmLadder) -> list[str]:
