@@ -142,13 +142,13 @@ def server_time_adds_up(context: GateContext, parameters: Tolerance) -> Decision
         f"{_percent(largest.way, largest)}"
     )
     if beyond:
-        room = max(beyond, key=lambda own: _room(own, allowed, alone.get(id(own.run), 0.0)) / own.e2e)
-        hidden = _room(room, allowed, alone.get(id(room.run), 0.0))
-        text += (
-            f"; {len(beyond)} of them beyond it, within it without the step under way when a request came; time that "
-            f"queue or prefill lost would look the same up to {1e3 * hidden:.0f} ms a request "
-            f"({_percent(hidden, room)}, at {room.phase.concurrency} in flight)"
-        )
+        text += f"; {len(beyond)} of them beyond it, within it without the step under way when a request came"
+    room = max(books, key=lambda own: _room(own, allowed, alone.get(id(own.run), 0.0)) / own.e2e)
+    hidden = _room(room, allowed, alone.get(id(room.run), 0.0))
+    text += (
+        f"; time that queue or prefill lost would look the same up to {1e3 * hidden:.0f} ms a request "
+        f"({_percent(hidden, room)}, at {room.phase.concurrency} in flight)"
+    )
     return True, text + _earlier(parameters)
 
 
