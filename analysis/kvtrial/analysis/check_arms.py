@@ -98,6 +98,9 @@ def _check_pair(control: Arm, variant: Arm) -> Iterator[Finding]:
     found = {f"--{name}": pair for name, pair in options.items()} | environment
     if not tested and len(_BRING_ANOTHER_POOL & found.keys()) == 1:
         found = {name: pair for name, pair in found.items() if name not in _SIZE_OF_THE_POOL}
+    if not tested and found.keys() <= _SIZE_OF_THE_POOL:
+        # Blocks in one arm and bytes in the other: one change, the pool's size.
+        found = {}
     if found and (tested or len(found) > 1):
         listed = "; ".join(
             f"{name}: control {_shown(pair[0])}, {variant.name} {_shown(pair[1])}" for name, pair in found.items()

@@ -20,9 +20,9 @@ from kvtrial.analysis.levels import (
     stall_seconds_per_request,
 )
 from kvtrial.analysis.onset import onset_words, predict_onset
-from kvtrial.analysis.prices import Prices, Resources, costs, lacks_price
+from kvtrial.analysis.prices import SECONDS_PER_HOUR, Prices, Resources, costs, lacks_price
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.ladder import ArmLadder, LadderResult, Level, LevelCost, OutOf, Pattern, Reached
+from kvtrial.record.ladder import ArmLadder, LadderResult, Level, LevelCost, LevelResources, OutOf, Pattern, Reached
 from kvtrial.record.launch import parse_vllm_args
 from kvtrial.record.plan import LadderPlan, OnsetPlan
 from kvtrial.record.protocol import Cost, Objective, Protocol
@@ -176,6 +176,7 @@ def _arm_ladder(
         first_out_of=out,
         first_out_at=at,
         why=why,
+        resources=_resources(runs, levels, reached),
         costs=_costs(runs, levels, reached, prices),
         changes_work=work_words(declared.may_differ),
     )
@@ -405,18 +406,41 @@ def resources_of(run: RunRecord) -> Resources:
     return Resources(gpus=gpus if run.conditions.gpus else 0, ram_gib=ram / GIB, replicas=replicas)
 
 
+def _served(levels: Sequence[Level], reached: Sequence[Reached]) -> list[tuple[Reached, Level, float, float]]:
+    """For each profile that is kept at all its highest level, output tokens and requests within it, a second."""
+    found = []
+    for entry in reached:
+        level = next((level for level in levels if level.concurrency == entry.concurrency), None)
+        if level is not None and level.output_tokens_per_second and level.answer_tokens_mean:
+            within = level.output_tokens_per_second / level.answer_tokens_mean * (entry.requests_within_share or 0.0)
+            found.append((entry, level, level.output_tokens_per_second, within))
+    return found
+
+
+def _resources(runs: Sequence[RunRecord], levels: Sequence[Level], reached: Sequence[Reached]) -> list[LevelResources]:
+    taken = resources_of(runs[0])
+    return [
+        LevelResources(
+            profile=entry.profile,
+            concurrency=level.concurrency,
+            gpus=taken.gpus,
+            ram_gib=taken.ram_gib,
+            replicas=taken.replicas,
+            hours_per_million_output_tokens=1e6 / tokens / SECONDS_PER_HOUR,
+            seconds_per_request_within_objective=1 / requests if requests else None,
+        )
+        for entry, level, tokens, requests in _served(levels, reached)
+    ]
+
+
 def _costs(
     runs: Sequence[RunRecord], levels: Sequence[Level], reached: Sequence[Reached], prices: Prices | None
 ) -> list[LevelCost]:
     if prices is None:
         return []
     found = []
-    for entry in reached:
-        level = next((level for level in levels if level.concurrency == entry.concurrency), None)
-        if level is None or not level.output_tokens_per_second or not level.answer_tokens_mean:
-            continue
-        requests = level.output_tokens_per_second / level.answer_tokens_mean * (entry.requests_within_share or 0.0)
-        cost = costs(prices, resources_of(runs[0]), level.output_tokens_per_second, requests)
+    for entry, level, tokens, requests in _served(levels, reached):
+        cost = costs(prices, resources_of(runs[0]), tokens, requests)
         if cost is not None:
             found.append(
                 LevelCost(

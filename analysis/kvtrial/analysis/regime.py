@@ -21,7 +21,7 @@ def regime_of(result: LadderResult, control: str) -> list[str]:
         if ladder.arm != control:
             said += change_sentences(ladder, own) + instead_sentences(ladder, own)
     for ladder in result.arms:
-        said += cost_sentences(ladder)
+        said += resource_sentences(ladder) + cost_sentences(ladder)
     return [sentence for sentence in said if sentence]
 
 
@@ -206,6 +206,22 @@ def _plural(unit: str, count: float) -> str:
     """A unit whose first word is counted: "tokens of answer"."""
     head, _, rest = unit.partition(" ")
     return unit if count == 1 else f"{head}s {rest}".rstrip()
+
+
+def resource_sentences(ladder: ArmLadder) -> list[str]:
+    """What the highest level within each profile takes of GPUs, RAM and replicas, whatever they cost."""
+    said = []
+    for taken in ladder.resources:
+        parts = [f"{taken.ram_gib:.3g} GiB of RAM", f"{taken.replicas} {_plural('replica', taken.replicas)}"]
+        if taken.gpus:
+            parts.insert(0, f"{taken.gpus} {_plural('GPU', taken.gpus)}")
+        within = taken.seconds_per_request_within_objective
+        each = "" if within is None else f", {_seconds(within)} for a request within the objective"
+        said.append(
+            f"Resources of {ladder.arm} at {taken.concurrency} in flight ({taken.profile}): {', '.join(parts)}, for "
+            f"{_number(taken.hours_per_million_output_tokens)} hours per million output tokens{each}."
+        )
+    return said
 
 
 def cost_sentences(ladder: ArmLadder) -> list[str]:

@@ -27,7 +27,7 @@ def tier_budget(
     protocol: Protocol, pairs: Sequence[Pair], comparisons: Sequence[ComparisonResult]
 ) -> TierBudget | None:
     """Each tier with what it gave back and at which effect, and the RAM budget that follows; None without tiers."""
-    if not protocol.tiers or not pairs:
+    if not protocol.tiers or protocol.ladder or not pairs:
         return None
     rows = [
         row

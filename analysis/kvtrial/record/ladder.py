@@ -66,6 +66,22 @@ class Reached(Struct, frozen=True):
     broken_by: str
 
 
+class LevelResources(Struct, frozen=True):
+    """What the highest level within a profile takes: `gpus`, GiB of RAM and replicas, and for how long.
+
+    `hours_per_million_output_tokens`, `seconds_per_request_within_objective`: of all of them together. The latter is
+    None where no request kept the objective.
+    """
+
+    profile: str
+    concurrency: int
+    gpus: int
+    ram_gib: float
+    replicas: int
+    hours_per_million_output_tokens: float
+    seconds_per_request_within_objective: float | None
+
+
 class LevelCost(Struct, frozen=True):
     """What the highest level within a profile costs, in the user's currency."""
 
@@ -102,6 +118,7 @@ class ArmLadder(Struct, frozen=True):
     moved: bool | None = None
     moved_note: str = ""
     changes_work: str = ""
+    resources: list[LevelResources] = []
     less_queue_seconds: float | None = None
     less_queue_seconds_per_unit: float | None = None
 

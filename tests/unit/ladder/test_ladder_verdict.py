@@ -253,6 +253,17 @@ def test_what_an_arm_reaches_is_said_where_it_is_another_level_than_the_controls
     )
 
 
+def test_without_prices_a_level_is_said_in_resources(verdict):
+    taken = next(one for one in verdict.ladder.arms[0].resources if one.profile == "interactive")
+    level = next(level for level in verdict.ladder.levels if level.concurrency == 4)
+    assert (taken.concurrency, taken.gpus, taken.replicas) == (4, 0, 1)
+    assert taken.hours_per_million_output_tokens == pytest.approx(1e6 / level.output_tokens_per_second / 3600)
+    assert taken.seconds_per_request_within_objective == pytest.approx(256 / level.output_tokens_per_second)
+    line = next(line for line in verdict.ladder.regime if line.startswith("Resources of base at 4 in flight"))
+    assert "GiB of RAM, 1 replica, for " in line and " hours per million output tokens, " in line
+    assert line.endswith(" for a request within the objective.") and "GPU" not in line
+
+
 def test_a_price_list_turns_a_level_into_money_and_nothing_is_said_without_one(verdict):
     assert all(arm.costs == [] for arm in verdict.ladder.arms)
     prices = Prices(currency="EUR", replica_hour=3.6)

@@ -211,6 +211,15 @@ def test_what_an_arm_sends_follows_what_the_base_sends(prompt, answer):
     assert answer < runs["less_reserve"].max_tokens < runs["base"].max_tokens == 512
 
 
+def test_more_kv_memory_in_bytes_is_twice_the_bases_and_has_an_onset_of_its_own():
+    plan = planned(arms=["more_kv_bytes"]).hosts[0]
+    argv = plan.launches["more_kv_bytes"].argv
+    assert argv[argv.index("--kv-cache-memory-bytes") + 1] == str(2 * 64 * 32 * 512)
+    assert "--num-gpu-blocks-override" not in argv
+    # 128 blocks, one of them reserved, of which a request takes 16.
+    assert (plan.ladder.usable_gpu_blocks["more_kv_bytes"], plan.ladder.onset["more_kv_bytes"].low) == (127, 8)
+
+
 def test_a_percentage_of_what_is_no_size_is_refused(tmp_path):
     own = tmp_path / "own.yml"
     arms = {"shorter_inputs": {"sizes": {"prompt_tokens": {"percent": 50, "of": "prompt_token"}}}}
@@ -338,7 +347,7 @@ def test_every_arm_can_be_planned_on_a_host_that_has_what_it_requires(arm):
 def test_every_change_that_the_ladder_is_to_compare_is_an_arm():
     protocol = load_protocol("preemption_ladder", PROTOCOLS)
     changes = {
-        "fewer_seqs": "max-num-seqs", "more_kv": "num-gpu-blocks-override",
+        "fewer_seqs": "max-num-seqs", "more_kv": "num-gpu-blocks-override", "more_kv_bytes": "kv-cache-memory-bytes",
         "more_memory_share": "gpu-memory-utilization", "fp8_kv": "kv-cache-dtype",
         "shorter_model_len": "max-model-len", "longer_model_len": "max-model-len",
         "smaller_batch": "max-num-batched-tokens", "offload_prompts": "kv-transfer-config",
