@@ -228,6 +228,8 @@ def level_facts(runs: Sequence[RunRecord], name: str, stop_after: int | None = N
         recomputed_tokens_at_most=None if longest is None else sum(counts) * (longest - 1),
         server_difference_share=largest.difference_share if largest else None,
         server_outside_core_share=largest.outside_core_share if largest else None,
+        prompt_tokens_range=_span([fact.prompt_tokens for fact in facts if fact.prompt_tokens is not None]),
+        answer_tokens_range=_span([fact.output_tokens for fact in facts]),
     )
 
 
@@ -310,6 +312,10 @@ def _median(phases: Sequence[PhaseRecord], value: Callable[[PhaseRecord], float 
 def _mean(values: Iterable[float]) -> float | None:
     found = list(values)
     return fmean(found) if found else None
+
+
+def _span(values: Sequence[int]) -> list[int] | None:
+    return [min(values), max(values)] if values else None
 
 
 def _ratio(part: float, whole: float) -> float | None:

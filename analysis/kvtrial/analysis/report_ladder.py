@@ -72,11 +72,18 @@ def _row(level: Level) -> LevelRow:
             f"{seconds_text(level.e2e_median_seconds)}, {seconds_text(level.e2e_p95_seconds)}",
             number_text(level.output_tokens_per_second),
             peak,
-            ", ".join(map(number_text, (level.prompt_tokens_mean, level.max_tokens_mean, level.answer_tokens_mean))),
+            f"{_lengths(level.prompt_tokens_mean, level.prompt_tokens_range)}, {number_text(level.max_tokens_mean)}, "
+            f"{_lengths(level.answer_tokens_mean, level.answer_tokens_range)}",
             number_text(level.recomputed_tokens_at_most),
             f"{share_text(level.server_difference_share)}, {share_text(level.server_outside_core_share)}",
         ],
     )
+
+
+def _lengths(mean: float | None, span: Sequence[int] | None) -> str:
+    """A mean, with the least and the most where they are not alike."""
+    between = f" ({span[0]} to {span[1]})" if span and span[0] != span[1] else ""
+    return f"{number_text(mean)}{between}"
 
 
 def time_lines(records: Sequence[RunRecord], control: str) -> list[tuple[str, list[tuple[str, ...]]]]:

@@ -15,9 +15,9 @@ class Level(Struct, frozen=True):
     no wait after a preemption; `stall_seconds_per_request` is the client's and bounds those waits from above.
     `recomputed_tokens_at_most`: preemptions × the longest request's tokens, since no version counts them;
     the longest of all that were sent, failed ones with the answer that they were to get. None where it isn't known.
-    `limit_reached_share`: of answers as long as the max_tokens that was asked for. `server_difference_share`: what
-    queue + prefill + decode leave of end-to-end, in the run where it is largest; `server_outside_core_share`: what of
-    that run's end-to-end the times to first token show outside the engine core.
+    `*_tokens_range`: least and most. `limit_reached_share`: of answers as long as the max_tokens that was asked for.
+    `server_difference_share`: what queue + prefill + decode leave of end-to-end, in the run where it is largest;
+    `server_outside_core_share`: what of that run's end-to-end the times to first token show outside the engine core.
     """
 
     concurrency: int
@@ -51,6 +51,8 @@ class Level(Struct, frozen=True):
     recomputed_tokens_at_most: int | None
     server_difference_share: float | None
     server_outside_core_share: float | None = None
+    prompt_tokens_range: list[int] | None = None
+    answer_tokens_range: list[int] | None = None
 
 
 class Reached(Struct, frozen=True):

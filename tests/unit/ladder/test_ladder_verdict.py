@@ -11,6 +11,7 @@ from kvtrial.analysis.prices import Prices, Resources, costs, lacks_price, price
 from kvtrial.analysis.protocols import load_protocol, only_arms
 from kvtrial.analysis.regime import change_sentences, instead_sentences, recomputed_sentence
 from kvtrial.analysis.report import build_report
+from kvtrial.analysis.report_ladder import _row
 from kvtrial.analysis.verdict import conclude
 from kvtrial.record.plan import OnsetPlan
 from kvtrial.record.pressure import PressurePoint, RequestTimes, phase_ledger, request_ledger
@@ -337,6 +338,16 @@ def test_a_request_that_the_engine_lost_on_abort_is_counted_though_its_counter_i
             for p in run.phases]  # fmt: skip
     level = level_facts([replace(run, phases=lost)], "load_5")
     assert level.aborted == 2
+
+
+def test_a_levels_lengths_are_said_with_their_range_where_they_differ():
+    run = next(run for run in ladder_records(pairs=1) if run.arm == "base")
+    assert level_facts([run], "load_5").prompt_tokens_range == [256, 256]
+    mixed = [replace(p, requests=[replace(p.requests[0], prompt_tokens=32, output_tokens=9), *p.requests[1:]])
+             for p in run.phases]  # fmt: skip
+    level = level_facts([replace(run, phases=mixed)], "load_5")
+    assert (level.prompt_tokens_range, level.answer_tokens_range) == ([32, 256], [9, 256])
+    assert _row(level).cells[-3] == "228 (32 to 256), 512, 225 (9 to 256)"
 
 
 def test_a_burst_and_a_continuous_regime_are_told_apart():
