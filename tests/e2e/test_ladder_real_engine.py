@@ -126,15 +126,19 @@ def test_an_engine_killed_at_a_cgroups_limit_while_it_serves_is_told_from_preemp
     """Requests are preempted at the time, and the engine dies of something else."""
     trial = base_run(engine, tmp_path / "host")
     program = program_in(group, trial)
-    until = time.monotonic() + 200
-    while (progress := trial.folder.read_progress()) is None or progress.phase != "load_7":
-        assert program.poll() is None and time.monotonic() < until, progress
-        time.sleep(0.02)
-    limit(group, used_bytes(group) + ROOM_BYTES)
-    greedy = python_in(group, "-c", GREEDY)
-    program.wait(timeout=120)
-    greedy.kill()
-    greedy.wait()
+    processes = [program]
+    try:
+        until = time.monotonic() + 400
+        while (progress := trial.folder.read_progress()) is None or progress.phase != "load_7":
+            assert program.poll() is None and time.monotonic() < until, progress
+            time.sleep(0.02)
+        limit(group, used_bytes(group) + ROOM_BYTES)
+        processes.append(python_in(group, "-c", GREEDY))
+        program.wait(timeout=120)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
     record = trial.records()[0]
     assert record.fault.fault == "engine_died", record.fault
     assert record.fault.phase == "load_7"
