@@ -75,7 +75,7 @@ def request_for(
         env["STANDIN_FAULT"] = faults
     if fault_arm:
         env["STANDIN_FAULT_ARM"] = fault_arm
-    top = {name: changes.pop(name) for name in ("pairs", "protocol", "seed", "arms") if name in changes}
+    top = {name: changes.pop(name) for name in ("pairs", "protocol", "seed", "arms", "ladder") if name in changes}
     host: dict[str, Any] = {
         "may_be_disturbed": True,
         "backend": "cpu",

@@ -52,6 +52,22 @@ def test_preemption_begins_at_the_predicted_level_and_more_blocks_take_it_away(t
 
 
 @pytest.mark.usefixtures("nothing_left")
+def test_prompts_that_fill_the_pool_queue_and_the_levels_that_do_are_told_from_the_others(trial):
+    sizes = LADDER | {"prompt_tokens": 112, "output_tokens": 8, "requests": 8}
+    trial = trial(
+        runs=1, protocol="preemption_ladder", arms=["more_kv"], ladder=[1, 2, 3, 4, 6, 8], sizes=sizes, slowdown=2
+    )
+    assert trial.host_plan.ladder.onset["base"].kind == "never"
+    trial.run()
+    record = trial.records()[0]
+    assert [phase.concurrency for phase in phases_of(record, "queueing")] == [6, 8]
+    for phase in phases_of(record, "ladder"):
+        assert risen([phase], "preemptions") == 0
+        assert phase.ledger.next_first_token_ns > 0
+    assert phases_of(record, "above_onset") == []
+
+
+@pytest.mark.usefixtures("nothing_left")
 def test_an_engine_that_can_not_be_reset_fails_the_gate_that_proves_it(trial):
     trial = ladder(trial, runs=1, engine_env={"VLLM_SERVER_DEV_MODE": "0"})
     trial.run()
