@@ -124,17 +124,24 @@ def low_and_high(row: dict[str, Any]) -> tuple[int, int]:
 
 
 def table() -> None:
-    """Print what was measured so far and write results/onset.json. Ends with 1 where a server does not bear it out."""
+    """Print what was measured so far and write results/onset.json. Ends with 1 where a server does not bear it out.
+
+    Of a server that is not measured here the rows of the last result stay.
+    """
     rows = []
     odd = []
+    last = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
     for mix in MIXES:
         for seed in SEEDS:
             file = STATE / f"{mix}-{seed}.json"
+            subject = f"{mix}, seed {seed}"
             if not file.exists():
+                kept = [row for row in last if row["subject"] == subject]
+                print(f"{subject:28} {'as in the last result' if kept else 'not measured'}")
+                rows += kept
                 continue
             row = json.loads(file.read_text())
             inside = row["measured"] is not None and row["low"] <= row["measured"] <= row["high"]
-            subject = f"{mix}, seed {seed}"
             low, high = low_and_high(row)
             if not inside or low or not high:
                 odd.append(subject)
