@@ -130,13 +130,15 @@ def table() -> None:
     """
     rows = []
     odd = []
-    last = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
+    last = json.loads(RESULT.read_text()) if RESULT.exists() else {"rows": [], "date": ""}
+    earlier = []
     for mix in MIXES:
         for seed in SEEDS:
             file = STATE / f"{mix}-{seed}.json"
             subject = f"{mix}, seed {seed}"
             if not file.exists():
-                kept = [row for row in last if row["subject"] == subject]
+                kept = [row for row in last["rows"] if row["subject"] == subject]
+                earlier += [subject] if kept else []
                 print(f"{subject:28} {'as in the last result' if kept else 'not measured'}")
                 rows += kept
                 continue
@@ -164,6 +166,8 @@ def table() -> None:
     cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
                 if line.startswith("model name")), platform.machine())  # fmt: skip
     machine = f"{cpu}, {os.cpu_count()} CPUs, vLLM 0.32.0 on the CPU, model of 2 layers, 64 usable blocks of 32 tokens"
+    if earlier:
+        machine += f"; as measured on or before {last['date']}: {'; '.join(earlier)}"
     RESULT.write_text(
         json.dumps({"benchmark": "onset", "date": datetime.date.today().isoformat(), "machine": machine, "rows": rows},
                    indent=1) + "\n"
