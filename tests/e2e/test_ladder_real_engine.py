@@ -140,7 +140,8 @@ def test_an_engine_killed_at_a_cgroups_limit_while_it_serves_is_told_from_preemp
             process.kill()
             process.wait()
     record = trial.records()[0]
-    assert record.fault.fault == "engine_died", record.fault
+    # The API server outlives its engine core for a moment, and says so.
+    assert record.fault.fault in ("engine_dead", "engine_died"), record.fault
     assert record.fault.phase == "load_7"
     assert record.fault.cause.startswith("The memory limit of a cgroup"), record.fault
     assert "This is no preemption" in record.fault.cause
