@@ -45,9 +45,8 @@ DEBUG_ACTIONS = ("ansible.builtin.debug", "debug")
 AT_WORK = ("starting", "running")
 
 LOST = "could not be reached"
-GO_ON = (
-    "run the same command again when it is back: the other hosts were not held up, and what is whole stays as it is."
-)
+GO_ON = "run the same command again when it is back: %swhat is whole stays as it is."
+NOT_HELD_UP = "the other hosts were not held up, and "
 
 
 def interrupted_words(hosts):
@@ -142,7 +141,8 @@ def _without_answer(failures):
         return [], ""
     first, cause, _ = failures[0]
     if cause.startswith("%s %s" % (first, LOST)):
-        cause = "%s; %s" % (cause.rstrip(". "), GO_ON)
+        alone = all(host == first for host, _, _ in failures)
+        cause = "%s; %s" % (cause.rstrip(". "), GO_ON % (NOT_HELD_UP if alone else ""))
     others = {}
     for host, text, _ in failures:
         if host != first and text != failures[0][1]:

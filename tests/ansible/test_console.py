@@ -83,7 +83,10 @@ def test_a_lost_host_is_the_last_line_with_how_to_go_on_and_others_have_a_line_e
     failures = [("h1", "h1 could not be reached: timed out.", True), ("h2", "h2: no disk.", True), ("h2", "x", True)]
     lines, cause = console.last_words(failures, [], True)
     assert lines == ["h2: no disk."]
-    assert cause.startswith("h1 could not be reached: timed out; run the same command again when it is back")
+    assert cause == (
+        "h1 could not be reached: timed out; run the same command again when it is back: what is whole stays as it is."
+    )
+    assert "the other hosts were not held up" in console.last_words(failures[:1], [], True)[1]
     assert console.last_words([("h1", "port taken", True), ("h2", "port taken", True)], [], True) == ([], "port taken")
 
 
