@@ -31,6 +31,7 @@ requirements:
 
 import atexit
 import os
+import re
 import signal
 
 from ansible import constants as C
@@ -43,6 +44,8 @@ PROGRAM_ACTION = "kvtrial.vllm.host_program"
 DEBUG_ACTIONS = ("ansible.builtin.debug", "debug")
 
 AT_WORK = ("starting", "running")
+
+PIP_HASHES = "THESE PACKAGES DO NOT MATCH THE HASHES"
 
 LOST = "could not be reached"
 GO_ON = "run the same command again when it is back: %swhat is whole stays as it is."
@@ -106,6 +109,22 @@ def progress_line(host, result):
     return "  ".join(str(word) for word in words if word)
 
 
+def other_sha256(stderr):
+    """pip's words on files that are not those of a lock, as one sentence. Its last line is a bare hash."""
+    found = re.findall(
+        r"^ +(\S+) from .*\n +Expected sha256 (\w+(?:\n +Expected +or \w+)*)\n +Got +(\w+)", stderr, re.MULTILINE
+    )
+    files = [
+        "%s has sha256 %s, the lock says %s" % (name, got, " or ".join(re.findall(r"\w{40,}", expected)))
+        for name, expected, got in found
+    ]
+    return (
+        "Another file than the locked one came from where pip is configured to look: %s; nothing of it was "
+        "installed. See what that index or mirror serves, and change the lock only for a file that you have checked."
+        % ("; ".join(files) or "pip did not name it")
+    )
+
+
 def sentence_of(result):
     """Why a task failed, in one line: its message, or the last words of the command that it ran."""
     for item in result.get("results") or []:
@@ -114,6 +133,8 @@ def sentence_of(result):
     message = " ".join(str(result.get("msg") or "").split())
     if message and message not in ("non-zero return code", "MODULE FAILURE"):
         return message
+    if PIP_HASHES in str(result.get("stderr") or ""):
+        return other_sha256(result["stderr"])
     for name in ("stderr", "module_stderr", "stdout", "module_stdout"):
         lines = [line.strip() for line in str(result.get(name) or "").splitlines() if line.strip()]
         if lines:

@@ -184,11 +184,11 @@ def test_a_part_is_taken_alone_by_its_tag(site: Site, part: str) -> None:
     assert part in roles and roles <= {"preflight", "nvidia_driver", "engine", part}
 
 
-NOT_TOUCHED = "h2: the driver was not touched, since the canary h1 did not take it; see what the canary says, and run again."
+NOT_TOUCHED = "h2: the driver was not touched, since the canary h1 did not take it; see what the canary says"
 
 
 def one_that_needs_no_driver(site: Site) -> Host:
-    """The third host stays at its driver, and lacks its unit: what is to be brought to it whatever befalls the canary."""
+    """The third host stays at its driver, and lacks its unit: that is to be brought whatever befalls the canary."""
     site.plays.set(kvtrial_driver_version=NEW)
     site.plays.set("h3", kvtrial_driver_version=MID)
     site.hosts[2].sh(f"rm {UNIT}")
