@@ -174,6 +174,14 @@ def test_python_310_is_taken_by_older_releases_and_a_named_interpreter_by_newer(
     assert play(tmp_path, "vllm", "vllm_preflight", vllm_python=standin_python(python="3.13"), **newer).returncode == 0
 
 
+@pytest.mark.parametrize("version", ["0.26.0", "0.30.0", "0.32.0", "0.33.0"])
+def test_our_locks_are_taken_by_a_host_with_aarch64(standin_python: Any, tmp_path: Path, version: str) -> None:
+    """Ubuntu 24.04's own Python; no such host was to be had, so the answers are those of one."""
+    settings = {"vllm_backend": "cuda", "vllm_version": version}
+    grace = standin_python(architecture="aarch64", python="3.12")
+    assert play(tmp_path, "vllm", "vllm_preflight", vllm_python=grace, **settings).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("driver", "version", "status"),
     [("570.86.10", "0.22.1", 2), ("580.65.06", "0.22.1", 0), ("570.86.10", "0.19.1", 0), ("", "0.22.1", 0)],
