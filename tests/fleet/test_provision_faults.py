@@ -88,6 +88,17 @@ def test_missing_headers_are_named(site: Site) -> None:
     site.host.sh(HEADERS)
 
 
+def test_secure_boot_is_refused(site: Site) -> None:
+    """Test hosts have no firmware: its variable is a stand-in, whose fifth byte says that secure boot is on."""
+    variable = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+    site.host.sh("mount -t tmpfs kvtrial-standin /sys/firmware")
+    site.host.sh(f"mkdir -p {Path(variable).parent}; printf '\\006\\000\\000\\000\\001' > {variable}")
+    answer = site.refusal(**CHANGE)
+    site.host.sh("umount /sys/firmware")
+    assert "h1: secure boot is on, and a module that DKMS builds is not signed by a key that the firmware" in answer
+    assert site.driver() == MID
+
+
 def test_a_module_that_was_not_built_is_noticed_before_a_reboot(site: Site) -> None:
     """Complaint 3, the other half: DKMS failed, so the host is not rebooted into a driver that is not there."""
     boot = site.host.sh("cat /proc/sys/kernel/random/boot_id; cat /run/systemd/container; stat -c %Y /run/systemd")
