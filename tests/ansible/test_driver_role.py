@@ -48,6 +48,12 @@ def on(system: str, version: str, architecture: str = "x86_64") -> dict:
 CASES: dict[str, tuple[str, dict, dict, str]] = {
     # Complaint 5: also where a reboot is allowed.
     "local-connection": ("refusals", {}, {}, "the host itself (connection local), which it never reboots"),
+    "no-reboot": (
+        "refusals",
+        {},
+        {"nvidia_driver_reboot_allowed": False, "ansible_connection": "ssh"},
+        "another driver is loaded by a reboot, and nvidia_driver_reboot_allowed is false; set it to true for a host",
+    ),
     "not-drained": ("refusals", {}, {"nvidia_driver_host_drained": False}, "and the host is not marked drained"),
     "gpu-in-use": ("refusals", {"gpu_processes": ["41 python"]}, {}, "the GPU is in use by process 41 python"),
     "secure-boot": ("refusals", {"secure_boot": True}, {}, "secure boot is on, and a module that DKMS builds is not"),
