@@ -91,10 +91,12 @@ def test_missing_headers_are_named(site: Site) -> None:
 def test_secure_boot_is_refused(site: Site) -> None:
     """Test hosts have no firmware: its variable is a stand-in, whose fifth byte says that secure boot is on."""
     variable = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
-    site.host.sh("mount -t tmpfs kvtrial-standin /sys/firmware")
-    site.host.sh(f"mkdir -p {Path(variable).parent}; printf '\\006\\000\\000\\000\\001' > {variable}")
+    site.host.sh(
+        f"mount -o remount,bind,rw /sys; mkdir -p {Path(variable).parent}; "
+        f"printf '\\006\\000\\000\\000\\001' > {variable}"
+    )
     answer = site.refusal(**CHANGE)
-    site.host.sh("umount /sys/firmware")
+    site.host.sh("rm -r /sys/firmware; mount -o remount,bind,ro /sys")
     assert "h1: secure boot is on, and a module that DKMS builds is not signed by a key that the firmware" in answer
     assert site.driver() == MID
 
