@@ -31,6 +31,7 @@ requirements:
 
 import atexit
 import os
+import re
 import signal
 
 from ansible import constants as C
@@ -44,10 +45,11 @@ DEBUG_ACTIONS = ("ansible.builtin.debug", "debug")
 
 AT_WORK = ("starting", "running")
 
+PIP_HASHES = "THESE PACKAGES DO NOT MATCH THE HASHES"
+
 LOST = "could not be reached"
-GO_ON = (
-    "run the same command again when it is back: the other hosts were not held up, and what is whole stays as it is."
-)
+GO_ON = "run the same command again when it is back: %swhat is whole stays as it is."
+NOT_HELD_UP = "the other hosts were not held up, and "
 
 
 def interrupted_words(hosts):
@@ -107,6 +109,22 @@ def progress_line(host, result):
     return "  ".join(str(word) for word in words if word)
 
 
+def other_sha256(stderr):
+    """pip's words on files that are not those of a lock, as one sentence. Its last line is a bare hash."""
+    found = re.findall(
+        r"^ +(\S+) from .*\n +Expected sha256 (\w+(?:\n +Expected +or \w+)*)\n +Got +(\w+)", stderr, re.MULTILINE
+    )
+    files = [
+        "%s has sha256 %s, the lock says %s" % (name, got, " or ".join(re.findall(r"\w{40,}", expected)))
+        for name, expected, got in found
+    ]
+    return (
+        "Another file than the locked one came from where pip is configured to look: %s; nothing of it was "
+        "installed. See what that index or mirror serves, and change the lock only for a file that you have checked."
+        % ("; ".join(files) or "pip did not name it")
+    )
+
+
 def sentence_of(result):
     """Why a task failed, in one line: its message, or the last words of the command that it ran."""
     for item in result.get("results") or []:
@@ -115,6 +133,8 @@ def sentence_of(result):
     message = " ".join(str(result.get("msg") or "").split())
     if message and message not in ("non-zero return code", "MODULE FAILURE"):
         return message
+    if PIP_HASHES in str(result.get("stderr") or ""):
+        return other_sha256(result["stderr"])
     for name in ("stderr", "module_stderr", "stdout", "module_stdout"):
         lines = [line.strip() for line in str(result.get(name) or "").splitlines() if line.strip()]
         if lines:
@@ -142,7 +162,8 @@ def _without_answer(failures):
         return [], ""
     first, cause, _ = failures[0]
     if cause.startswith("%s %s" % (first, LOST)):
-        cause = "%s; %s" % (cause.rstrip(". "), GO_ON)
+        alone = all(host == first for host, _, _ in failures)
+        cause = "%s; %s" % (cause.rstrip(". "), GO_ON % (NOT_HELD_UP if alone else ""))
     others = {}
     for host, text, _ in failures:
         if host != first and text != failures[0][1]:

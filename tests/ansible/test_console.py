@@ -54,6 +54,28 @@ def test_the_sentence_of_a_failure(result, sentence):
     assert console.sentence_of(result) == sentence
 
 
+PIP = """\
+WARNING: Retrying
+ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE. If you have updated the package
+    thing==1.0 from file:///w/thing-1.0-py3-none-any.whl (from -r r (line 1)):
+        Expected sha256 {a}
+        Expected     or {b}
+             Got        {c}
+
+"""
+"""As pip 24 prints it; its last line is no sentence."""
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_pips_words_on_another_file_than_the_locked_one_are_a_sentence(several):
+    a, b, c = ("0" * 64, "1" * 64, "2" * 64)
+    text = PIP.format(a=a, b=b, c=c)
+    text = text if several else "\n".join(line for line in text.splitlines() if b not in line)
+    said = console.sentence_of({"msg": "non-zero return code", "stderr": text})
+    assert f"thing==1.0 has sha256 {c}, the lock says {f'{a} or {b}' if several else a}; nothing of it was" in said
+    assert "pip did not name it" in console.sentence_of({"msg": "", "stderr": console.PIP_HASHES})
+
+
 def test_without_an_answer_the_first_failure_is_the_cause_and_the_others_are_named():
     assert console.last_words([("a", "first", True), ("b", "second", True)], [], True) == (["second"], "first")
 
@@ -83,7 +105,10 @@ def test_a_lost_host_is_the_last_line_with_how_to_go_on_and_others_have_a_line_e
     failures = [("h1", "h1 could not be reached: timed out.", True), ("h2", "h2: no disk.", True), ("h2", "x", True)]
     lines, cause = console.last_words(failures, [], True)
     assert lines == ["h2: no disk."]
-    assert cause.startswith("h1 could not be reached: timed out; run the same command again when it is back")
+    assert cause == (
+        "h1 could not be reached: timed out; run the same command again when it is back: what is whole stays as it is."
+    )
+    assert "the other hosts were not held up" in console.last_words(failures[:1], [], True)[1]
     assert console.last_words([("h1", "port taken", True), ("h2", "port taken", True)], [], True) == ([], "port taken")
 
 

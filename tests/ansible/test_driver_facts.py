@@ -1,11 +1,13 @@
 """What a host's files and commands say of its driver, and what has to change against a pin."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from ansible_collections.kvtrial.vllm.plugins.filter.driver_due import driver_due
 from ansible_collections.kvtrial.vllm.plugins.filter.driver_specs import driver_specs
 from ansible_collections.kvtrial.vllm.plugins.module_utils import driver_facts
@@ -54,11 +56,61 @@ def test_packages_of_the_driver_are_told_from_others_of_the_vendor():
     [
         ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.54.03  Tue Jun  6 22:20:39 UTC 2023\n", "535.54.03"),
         ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs)\n", "580.95.05"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.95.05  Release Build  (dvs)\n", "580.95.05"),
         ("", None),
     ],
 )
 def test_the_loaded_module_says_its_version(text, version):
     assert driver_facts.module_version(text) == version
+
+
+@pytest.mark.parametrize(("system", "version"), [("ubuntu", "22.04"), ("ubuntu", "24.04"), ("debian", "13")])
+def test_the_system_is_what_os_release_says(system, version):
+    text = f'PRETTY_NAME="Some System"\nID={system}\nID_LIKE=debian\nVERSION_ID="{version}"\nVERSION_CODENAME=x\n'
+    assert driver_facts.os_release(text) == {"id": system, "version_id": version}
+
+
+FAMILIES = {
+    "debian": ("1", ["nvidia-driver-cuda", "nvidia-kernel-open-dkms", "libcuda1", "libnvidia-ml1", "libnvidia-nscq",
+                     "nvidia-fabricmanager", "libnvcuvid1", "xserver-xorg-video-nvidia"]),
+    "ubuntu": ("0ubuntu1", ["nvidia-driver-580-open", "nvidia-dkms-580-open", "libnvidia-compute-580",
+                            "nvidia-utils-580", "nvidia-firmware-580", "libnvidia-nscq-580", "nvidia-fabricmanager-580",
+                            "xserver-xorg-video-nvidia-580"]),
+}  # fmt: skip
+"""By distribution: the revision and names of the vendor's packages. No Ubuntu host was to be had; its names are."""
+ENTRY = (
+    "Package: {}\nVersion: {}\nArchitecture: all\nMaintainer: x <x@example.invalid>\nFilename: ./{}.deb\nSize: 1\n\n"
+)
+
+
+@pytest.mark.skipif(not shutil.which("apt-cache"), reason="asks the real apt, which is not here")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_preference_holds_every_package_of_the_driver_and_no_other(family, tmp_path):
+    """Read by the real apt: of two versions the pinned one is the candidate, also under a newer installed one."""
+    revision, names = FAMILIES[family]
+    texts = yaml.safe_load((ROOT / "roles/nvidia_driver/vars/main.yml").read_text())
+    preference = texts["__nvidia_driver_preferences"].replace("{{ nvidia_driver_version }}", "580.95.05")
+    (tmp_path / "preferences").write_text(preference)
+    others = ["nvidia-container-toolkit", "libnvidia-container1"]
+    (tmp_path / "status").write_text("".join(
+        ENTRY.format(name, f"580.105.08-{revision}", name).replace("Version", "Status: install ok installed\nVersion")
+        for name in names
+    ))  # fmt: skip
+    versions = [(name, f"{version}-{revision}") for name in names for version in ("580.95.05", "580.105.08")]
+    versions += [(name, version) for name in others for version in ("1.17.0-1", "1.18.0-1")]
+    (tmp_path / "Packages").write_text("".join(ENTRY.format(name, version, name) for name, version in versions))
+    (tmp_path / "sources").write_text(f"deb [trusted=yes] file:{tmp_path} ./\n")
+    for folder in ("lists/partial", "cache/archives/partial", "etc"):
+        (tmp_path / folder).mkdir(parents=True)
+    own = {"Dir::State::status": "status", "Dir::State::lists": "lists", "Dir::Etc::sourcelist": "sources",
+           "Dir::Cache": "cache", "Dir::Etc::preferences": "preferences"}  # fmt: skip
+    options = [word for name, path in own.items() for word in ("-o", f"{name}={tmp_path / path}")]
+    options += ["-o", "Dir::Etc::sourceparts=-", "-o", "Dir::Etc::preferencesparts=-", "-o", "APT::Sandbox::User="]
+    subprocess.run(["apt-get", "update", "-q", *options], check=True, capture_output=True)
+    asked = [shutil.which("apt-cache"), "policy", *options, *names, *others]
+    policy = subprocess.run(asked, check=True, capture_output=True, text=True, env={"LC_ALL": "C"}).stdout
+    found = dict(re.findall(r"^(\S+):\n(?:  Installed:.*\n)  Candidate: (\S+)", policy, re.MULTILINE))
+    assert found == {**dict.fromkeys(names, f"580.95.05-{revision}"), **dict.fromkeys(others, "1.18.0-1")}
 
 
 def test_dkms_is_read_with_and_without_a_slash():

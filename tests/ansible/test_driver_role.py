@@ -1,6 +1,8 @@
 """What the role nvidia_driver refuses, on planted facts: one made-up host a case, none of which is asked."""
 
+import hashlib
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -33,11 +35,25 @@ NAMED = {
     "nvidia_driver_repository_key": __file__,
     "nvidia_driver_repository_key_sha256": KEY,
 }
+NAMED_WELL = {**NAMED, "nvidia_driver_repository_key_sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}
+UBUNTU = {**NAMED_WELL, "nvidia_driver_packages": ["nvidia-driver-580-open", "libnvidia-compute-580"]}
+
+
+def on(system: str, version: str, architecture: str = "x86_64") -> dict:
+    """Facts of a host with another system."""
+    return {"os": {"id": system, "version_id": version}, "architecture": architecture}
+
 
 # name: (part of the role, facts that differ, settings that differ, what is said)
 CASES: dict[str, tuple[str, dict, dict, str]] = {
     # Complaint 5: also where a reboot is allowed.
     "local-connection": ("refusals", {}, {}, "the host itself (connection local), which it never reboots"),
+    "no-reboot": (
+        "refusals",
+        {},
+        {"nvidia_driver_reboot_allowed": False, "ansible_connection": "ssh"},
+        "another driver is loaded by a reboot, and nvidia_driver_reboot_allowed is false; set it to true for a host",
+    ),
     "not-drained": ("refusals", {}, {"nvidia_driver_host_drained": False}, "and the host is not marked drained"),
     "gpu-in-use": ("refusals", {"gpu_processes": ["41 python"]}, {}, "the GPU is in use by process 41 python"),
     "secure-boot": ("refusals", {"secure_boot": True}, {}, "secure boot is on, and a module that DKMS builds is not"),
@@ -51,6 +67,13 @@ CASES: dict[str, tuple[str, dict, dict, str]] = {
     "nvswitch": ("settings", {"nvswitch": True}, NAMED, "this host has NVSwitches, whose fabric manager must have"),
     "no-fabric": ("settings", {}, {**NAMED, "nvidia_driver_fabric_manager": True}, "_fabric_packages is empty"),
     "old-system": ("settings", {"os": {"id": "debian", "version_id": "11"}}, NAMED, "is debian 11 on x86_64; drivers"),
+    # No host with Ubuntu or aarch64 could be had: what the role takes and refuses of them is shown on planted facts.
+    "debian-12": ("settings", on("debian", "12"), NAMED_WELL, ""),
+    "debian-13-arm": ("settings", on("debian", "13", "aarch64"), NAMED_WELL, ""),
+    "ubuntu-2204": ("settings", on("ubuntu", "22.04"), UBUNTU, ""),
+    "ubuntu-2404-arm": ("settings", on("ubuntu", "24.04", "aarch64"), UBUNTU, ""),
+    "ubuntu-2004": ("settings", on("ubuntu", "20.04"), UBUNTU, "is ubuntu 20.04 on x86_64; drivers are brought to"),
+    "power": ("settings", on("ubuntu", "24.04", "ppc64le"), UBUNTU, "is ubuntu 24.04 on ppc64le; drivers are brought"),
     "no-bundle": ("settings", {}, {**NAMED, "nvidia_driver_debs": "/none"}, "nvidia_driver_debs=/none has no Packages"),
     "module": ("verify", {"module_version": "570.1.1"}, {}, f"says driver {PIN}, the loaded module is 570.1.1"),
     "pin": ("verify", {"module_version": "570.1.1", "smi_version": "570.1.1"}, {}, f"570.1.1, the pin is {PIN}"),

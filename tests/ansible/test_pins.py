@@ -102,6 +102,15 @@ def test_the_odd_host_is_named():
     assert odd_hosts(hosts)[1] == "governor: c has none, the other hosts performance"
 
 
+def test_hosts_are_compared_in_all_that_makes_them_one_instrument():
+    defaults = yaml.safe_load((ROOT / "roles" / "preflight" / "defaults" / "main.yml").read_text())
+    compared = ["driver", "kernel", "engine_lock", "model", "gpu", "governor", "persistence_mode"]
+    assert list(defaults["preflight_own_likeness"]) == compared
+    hosts = {name: dict.fromkeys(compared, "same") for name in ("a", "b", "c")}
+    hosts["b"] = dict.fromkeys(compared, "other")
+    assert odd_hosts(hosts) == [f"{name}: b has other, the other hosts same" for name in compared]
+
+
 def test_two_hosts_that_differ_are_both_named():
     assert odd_hosts({"a": {"gpu": "H200"}, "b": {"gpu": "H100"}}) == ["gpu: a has H200, b has H100"]
 

@@ -3,11 +3,13 @@
 A stand-in for the host's Python answers the role's question about the host, so that every kind of host can be met here.
 """
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +176,14 @@ def test_python_310_is_taken_by_older_releases_and_a_named_interpreter_by_newer(
     assert play(tmp_path, "vllm", "vllm_preflight", vllm_python=standin_python(python="3.13"), **newer).returncode == 0
 
 
+@pytest.mark.parametrize("version", ["0.26.0", "0.30.0", "0.32.0", "0.33.0"])
+def test_our_locks_are_taken_by_a_host_with_aarch64(standin_python: Any, tmp_path: Path, version: str) -> None:
+    """Ubuntu 24.04's own Python; no such host was to be had, so the answers are those of one."""
+    settings = {"vllm_backend": "cuda", "vllm_version": version}
+    grace = standin_python(architecture="aarch64", python="3.12")
+    assert play(tmp_path, "vllm", "vllm_preflight", vllm_python=grace, **settings).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("driver", "version", "status"),
     [("570.86.10", "0.22.1", 2), ("580.65.06", "0.22.1", 0), ("570.86.10", "0.19.1", 0), ("", "0.22.1", 0)],
@@ -212,3 +222,37 @@ def test_an_upload_is_told_what_it_is(tmp_path: Path) -> None:
     result = play(tmp_path, "model", "model_preflight", model_source="upload", model_upload=str(folder))
     assert result.returncode == 2
     assert f"model_upload={folder} is " in result.stdout and "model_upload_sha256 says nothing" in result.stdout
+
+
+def test_a_model_comes_from_an_archive_of_the_controller_by_its_sha256(tmp_path: Path) -> None:
+    """Its files may lie in one folder of it; another archive of the name is refused with its own sha256."""
+    folder = tmp_path / "packed" / "a-model"
+    folder.mkdir(parents=True)
+    dimensions = {"num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 8, "hidden_size": 8}
+    config = {
+        "model_type": "llama",
+        "num_attention_heads": 1,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 300,
+        **dimensions,
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    archive = tmp_path / "model.tar.gz"
+    with tarfile.open(archive, "w:gz") as file:
+        file.add(folder, "a-model")
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    settings: dict[str, object] = {"model_source": "upload", "model_upload": str(archive)}
+    refused = play(tmp_path, "model", "model_install", model_upload_sha256="0" * 64, **settings)
+    assert refused.returncode == 2
+    assert f"model_upload={archive} is {digest}, model_upload_sha256 says 0000" in " ".join(refused.stdout.split())
+    settings |= {"model_upload_sha256": digest, "model_python": sys.executable}
+    done = play(tmp_path, "model", "model_install", **settings)
+    assert done.returncode == 0, done.stdout
+    (brought,) = (tmp_path / "root").iterdir()
+    assert brought.name == f"upload-{digest[:12]}"
+    manifest = json.loads((brought / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["files"]["model.safetensors"]["sha256"] == hashlib.sha256(b"weights").hexdigest()
+    assert (brought / "model.safetensors").read_bytes() == b"weights"
+    again = play(tmp_path, "model", "model_install", **settings)
+    assert again.returncode == 0 and "changed=0" in again.stdout, again.stdout

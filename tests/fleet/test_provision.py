@@ -6,11 +6,13 @@ model are stand-ins (vendor.py, supplies.py); systemd, sshd, apt, pip, reboots a
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from playing import ROOT, SMALL, Playbooks, asked, last_line, recap
+from rig import Host
 from supplies import MID, NEW, NEWER, Supplies
 from vendor import FABRIC, GPU, HEADERS, PACKAGES, debs
 
@@ -19,6 +21,7 @@ pytestmark = pytest.mark.timeout(1500)
 
 PROVISION = "playbooks/provision.yml"
 STATE = "/var/lib/kvtrial"
+UNIT = "/etc/systemd/system/kvtrial-engine@.service"
 OURS = f"""
 find {STATE} /etc/apt /etc/systemd/system /etc/sudoers.d /var/lib/apt/lists /var/log/kvtrial /var/cache/kvtrial \
   \\( -path '*kvtrial*' -o -name '*10.77.0.1*' \\) 2>/dev/null || true
@@ -109,7 +112,8 @@ def test_a_bare_fleet_is_brought_to_the_pins_the_canary_first(site: Site) -> Non
         done.stdout.index("PLAY [Change the driver of the other hosts]"),
     )
     before = done.stdout[canary:others]
-    assert "[h1]" in before and "[h2]" not in before and "[h3]" not in before
+    assert "changed: [h1]" in before and "for h1" in before
+    assert not re.search(r"(changed|ok): \[h[23]\]|for .*h[23]", before), before
 
 
 def test_a_second_run_and_a_check_after_it_change_nothing(site: Site) -> None:
@@ -140,7 +144,7 @@ def test_what_is_there_is_what_was_pinned(site: Site) -> None:
         (engine,) = [name for name in machine.file(f"{STATE}/venvs").listdir() if name.startswith("vllm-")]
         assert (machine.file(folder).mode, machine.file(f"{STATE}/venvs/{engine}/bin/vllm").mode) == (0o755, 0o755)
 
-        unit = machine.file("/etc/systemd/system/kvtrial-engine@.service")
+        unit = machine.file(UNIT)
         assert (unit.mode, unit.user, unit.group) == (0o644, "root", "root")
         found = machine.service("kvtrial-engine@control").systemd_properties
         wanted = {
@@ -180,18 +184,55 @@ def test_a_part_is_taken_alone_by_its_tag(site: Site, part: str) -> None:
     assert part in roles and roles <= {"preflight", "nvidia_driver", "engine", part}
 
 
+NOT_TOUCHED = "h2: the driver was not touched, since the canary h1 did not take it; see what the canary says"
+
+
+def one_that_needs_no_driver(site: Site) -> Host:
+    """The third host stays at its driver, and lacks its unit: that is to be brought whatever befalls the canary."""
+    site.plays.set(kvtrial_driver_version=NEW)
+    site.plays.set("h3", kvtrial_driver_version=MID)
+    site.hosts[2].sh(f"rm {UNIT}")
+    return site.hosts[2]
+
+
+def the_others_were_served(site: Site, output: str) -> None:
+    """The driver of the second host is as it was, the third was finished and given back."""
+    site.plays.set("h3")
+    assert NOT_TOUCHED in output
+    smi = "nvidia-smi --query-gpu=driver_version --format=csv,noheader"
+    assert [host.sh(smi) for host in site.hosts[1:]] == [MID, MID]
+    assert site.hosts[2].sh(f"ls {UNIT}") == UNIT
+    assert site.hosts[2].sh("ls -d /run/kvtrial", check=False) == ""
+
+
 @pytest.mark.full
-def test_a_canary_that_fails_keeps_the_driver_from_the_others(site: Site) -> None:
+def test_a_canary_that_fails_keeps_the_driver_from_the_others_and_nothing_else(site: Site) -> None:
     broken = "/usr/lib/kvtrial-standin/dkms-fails"
     site.hosts[0].sh(f"touch {broken}")
-    site.plays.set(kvtrial_driver_version=NEW)
-    done = site.plays.play(PROVISION, *TWO, fails=True)
+    one_that_needs_no_driver(site)
+    done = site.plays.play(PROVISION, fails=True)
     site.hosts[0].sh(f"rm {broken}")
-    said = " ".join(done.stdout.split())
-    assert f"h1: DKMS has no module {NEW}" in said
-    # Ansible ends here: the canary was alone in its play.
-    for host in site.hosts[1:]:
-        assert host.sh("nvidia-smi --query-gpu=driver_version --format=csv,noheader") == MID
+    assert last_line(done).startswith(f"h1: DKMS has no module {NEW}")
+    assert recap(done)["h3"]["failed"] == 0
+    the_others_were_served(site, done.stdout)
+
+
+@pytest.mark.full
+def test_a_canary_that_is_cut_off_keeps_the_driver_from_the_others_and_nothing_else(site: Site) -> None:
+    """Whether its driver works is not known then; hosts that need no other driver are finished."""
+    canary = site.hosts[0]
+    one_that_needs_no_driver(site)
+    running = site.plays.start(PROVISION)
+    while not running.is_over() and "PLAY [Change the driver of the canary]" not in running.log.read_text():
+        time.sleep(0.05)
+    canary.cut()
+    status, output = running.finish(600)
+    canary.heal()
+    assert status != 0
+    last = output.strip().splitlines()[-1]
+    assert last.startswith("h1 could not be reached: ") and "run the same command again when it is back" in last, last
+    assert "not held up" not in last
+    the_others_were_served(site, output)
 
 
 @pytest.mark.full

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from playing import Playbooks, last_line
-from supplies import MID, NEW, OLD, Supplies
+from rig import CONTROLLER
+from supplies import MID, NEW, OLD, Supplies, wheel
 from vendor import GPU, HEADERS, Deb, debs
 
 # Too long for make test; the limit lies far beyond what they take: a busy machine is no failure.
@@ -85,6 +86,19 @@ def test_missing_headers_are_named(site: Site) -> None:
     kernel = site.host.sh("uname -r")
     assert f"install linux-headers-{kernel}" in site.refusal(**CHANGE)
     site.host.sh(HEADERS)
+
+
+def test_secure_boot_is_refused(site: Site) -> None:
+    """Test hosts have no firmware: its variable is a stand-in, whose fifth byte says that secure boot is on."""
+    variable = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
+    site.host.sh(
+        f"mount -o remount,bind,rw /sys; mkdir -p {Path(variable).parent}; "
+        f"printf '\\006\\000\\000\\000\\001' > {variable}"
+    )
+    answer = site.refusal(**CHANGE)
+    site.host.sh("rm -r /sys/firmware; mount -o remount,bind,ro /sys")
+    assert "h1: secure boot is on, and a module that DKMS builds is not signed by a key that the firmware" in answer
+    assert site.driver() == MID
 
 
 def test_a_module_that_was_not_built_is_noticed_before_a_reboot(site: Site) -> None:
@@ -180,6 +194,19 @@ def test_a_wheel_that_is_missing_is_named(site: Site, tmp_path: Path) -> None:
     answer = site.refusal(vllm_wheelhouse=str(folder))
     assert f"{wheel.name} in {folder} has another sha256 than the lock" in answer
     assert site.host.sh(f"ls {STATE}/venvs", check=False) == ""
+
+
+def test_another_file_than_the_locked_one_from_an_index_is_named(site: Site, tmp_path: Path) -> None:
+    """Without a wheelhouse: pip on the host looks where it is configured to, and finds another file of the name."""
+    shutil.copytree(site.supplies.wheelhouse, tmp_path / "served")
+    _, digest = wheel(tmp_path / "served", "standin_dependency", "1.0", {"standin_dependency.py": "OTHER = 1\n"})
+    url = site.plays.fleet.serve(tmp_path / "served", 8083)
+    site.host.write("/etc/pip.conf", f"[global]\nno-index = true\nfind-links = {url}\ntrusted-host = {CONTROLLER}\n")
+    answer = site.refusal(vllm_wheelhouse="")
+    site.host.sh("rm /etc/pip.conf")
+    assert f"standin-dependency==1.0 has sha256 {digest}, the lock says {site.supplies.dependency}" in answer
+    assert "nothing of it was installed" in answer
+    assert site.host.sh(f"ls {STATE}/venvs/*/kvtrial-installed.json", check=False) == ""
 
 
 def test_the_wrong_model_is_refused_with_its_own_hash(site: Site) -> None:
