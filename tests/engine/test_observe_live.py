@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +25,31 @@ PREFIXES = 8
 CHUNKS = PROMPT_TOKENS // BLOCK_TOKENS
 
 
-@pytest.fixture(name="start", scope="module")
-def _start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Engine]]:
-    """start(name, *options): an engine that serves; all are over at the end of the module."""
+@pytest.fixture(name="engines", scope="module")
+def _engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Engine]]:
+    """Two engines that start side by side: with a tier half the GPU cache's size, and with one four times as large."""
     venv = os.environ.get("KVTRIAL_ENGINE_VENV")
     if not venv:
         pytest.skip("KVTRIAL_ENGINE_VENV does not name an engine's virtual environment")
     folder = tmp_path_factory.mktemp("served")
     model = make_model(Path(venv, "bin", "python"), folder / "model")
-    engines: list[Engine] = []
+    sizes = ("--num-gpu-blocks-override", str(GPU_BLOCKS), "--max-num-seqs", "16")
+    started = [
+        Engine(Path(venv), model, free_port(), folder / f"tier-{share}.log",
+               (*sizes, *tier(int(share * GPU_TOKENS * KV_BYTES_PER_TOKEN))))
+        for share in (0.5, 4)
+    ]  # fmt: skip
+    try:
+        small, large = (engine.wait() for engine in started)
+        yield small, large
+    finally:
+        for engine in started:
+            engine.end()
 
-    def start(name: str, *options: str) -> Engine:
-        sizes = ("--num-gpu-blocks-override", str(GPU_BLOCKS), "--max-num-seqs", "16")
-        engines.append(Engine(Path(venv), model, free_port(), folder / f"{name}.log", (*sizes, *options)))
-        return engines[-1].wait()
 
-    yield start
-    for engine in engines:
-        engine.end()
-
-
-@pytest.fixture(name="plain", scope="module")
-def _plain(start: Callable[..., Engine]) -> Engine:
-    return start("plain", *tier(GPU_TOKENS // 2 * KV_BYTES_PER_TOKEN))
+@pytest.fixture(name="small", scope="module")
+def _small(engines: tuple[Engine, Engine]) -> Engine:
+    return engines[0]
 
 
 def observed(capsys: pytest.CaptureFixture[str], engine: Engine, window: float, *more: str) -> dict[str, Any]:
@@ -62,20 +64,20 @@ def finding(answer: dict[str, Any], class_: str) -> dict[str, Any]:
     return found[0]
 
 
-def test_an_idle_server_is_idle_and_says_what_it_is(plain, capsys):
-    answer = observed(capsys, plain, 2, "--log", str(plain.log))
+def test_an_idle_server_is_idle_and_says_what_it_is(small, capsys):
+    answer = observed(capsys, small, 2, "--log", str(small.log))
     assert (answer["verdict"], answer["class"]) == ("report", "idle")
     assert answer["server"]["version"] == "0.32.0" and answer["server"]["models"] == [SERVED]
     assert answer["findings"][0]["numbers"]["finished"] == 0
     assert answer["server"]["window_seconds"] == pytest.approx(2, rel=0.5)
 
 
-def test_a_tier_smaller_than_the_gpus_cache_stores_and_never_gives(plain, capsys):
-    with loaded(plain.url, 1, PROMPT_TOKENS, 2, PREFIXES) as load:
+def test_a_tier_smaller_than_the_gpus_cache_stores_and_never_gives(small, capsys):
+    with loaded(small.url, 1, PROMPT_TOKENS, 2, PREFIXES) as load:
         while load.completed < PREFIXES:
             time.sleep(0.05)
-        answer = observed(capsys, plain, 5, "--log", str(plain.log))
-        alone = observed(capsys, plain, 2)
+        answer = observed(capsys, small, 5, "--log", str(small.log))
+        alone = observed(capsys, small, 2)
     assert answer["class"] == "tier_smaller_than_gpu_kv"
     numbers = answer["findings"][0]["numbers"]
     assert numbers["load"] == 0 and numbers["external_hits"] == 0 and numbers["local_hits"] == 0
@@ -87,12 +89,12 @@ def test_a_tier_smaller_than_the_gpus_cache_stores_and_never_gives(plain, capsys
     assert "How large the tier is these pages don't say" in alone["findings"][0]["reason"]
 
 
-def test_preemption_is_counted_as_the_engine_counts_it(plain, capsys):
-    with loaded(plain.url, 14, 64, 224):
+def test_preemption_is_counted_as_the_engine_counts_it(small, capsys):
+    with loaded(small.url, 14, 64, 224):
         time.sleep(1.5)
-        before = plain.counter("vllm:num_preemptions_total")
-        answer = observed(capsys, plain, 8, "--reads", "5", "--log", str(plain.log))
-        after = plain.counter("vllm:num_preemptions_total")
+        before = small.counter("vllm:num_preemptions_total")
+        answer = observed(capsys, small, 8, "--reads", "5", "--log", str(small.log))
+        after = small.counter("vllm:num_preemptions_total")
     assert answer["class"] == "preemption_continuous"
     told = answer["findings"][0]
     numbers = told["numbers"]
@@ -107,23 +109,23 @@ def test_preemption_is_counted_as_the_engine_counts_it(plain, capsys):
     assert "protocol=preemption_ladder" in answer["settle"]["command"]
 
 
-def test_a_killed_engine_is_dead_by_its_log_and_silent_by_its_address(plain, capsys):
-    with loaded(plain.url, 4, 64, 128):
+def test_a_killed_engine_is_dead_by_its_log_and_silent_by_its_address(small, capsys):
+    with loaded(small.url, 4, 64, 128):
         time.sleep(1.0)
-        os.kill(plain.core(), 9)
-        plain.process.wait(60)
-    answer = observed(capsys, plain, 1, "--log", str(plain.log))
+        os.kill(small.core(), 9)
+        small.process.wait(60)
+    answer = observed(capsys, small, 1, "--log", str(small.log))
     assert (answer["verdict"], answer["class"]) == ("report", "engine_dead")
     assert "killed from outside" in answer["findings"][0]["reason"]
     assert "no preemption" in answer["findings"][0]["do"]
     assert "does not answer" in finding(answer, "server_does_not_answer")["reason"]
-    assert main(["observe", "--url", plain.url, "--window", "1", "--json"]) == 2
+    assert main(["observe", "--url", small.url, "--window", "1", "--json"]) == 2
     alone = json.loads(capsys.readouterr().out)
     assert (alone["verdict"], alone["class"]) == ("error", "server_does_not_answer")
 
 
-def test_a_tier_that_serves_is_told_by_its_loads(start, capsys):
-    engine = start("offload", *tier(4 * GPU_TOKENS * KV_BYTES_PER_TOKEN))
+def test_a_tier_that_serves_is_told_by_its_loads(engines, capsys):
+    engine = engines[1]
     with loaded(engine.url, 1, PROMPT_TOKENS, 2, PREFIXES) as load:
         while load.completed < 2 * PREFIXES:
             time.sleep(0.05)
