@@ -19,6 +19,7 @@ class Run(msgspec.Struct, frozen=True):
     """One run of one arm. `values`: of single requests, or one for the run. None: not stated (or no such series).
 
     `mark`: why whoever made it calls it invalid. `started`: when it began, any unit, for the order alone.
+    `client_lag_p95_ms`: how late the load client sent, where it says so.
     """
 
     values: list[float]
@@ -35,6 +36,7 @@ class Run(msgspec.Struct, frozen=True):
     output_digest: str | None = None
     mark: str | None = None
     started: float | None = None
+    client_lag_p95_ms: float | None = None
 
     @property
     def value(self) -> float:
@@ -148,6 +150,7 @@ def _run(raw: dict[str, Any], metric: str, where: str) -> Run:
                 "server_start",
                 "preemptions",
                 "prompt_tokens",
+                "client_lag_p95_ms",
                 *sorted(_SETTINGS),
             )
         },

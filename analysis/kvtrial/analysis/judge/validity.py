@@ -17,6 +17,8 @@ FEW_CONTAMINATED = 0.2
 """Up to this share of the pairs contamination drops the pairs, beyond it the set."""
 UNBALANCED_SHARE = 0.2
 SHARED_HITS = 0.5
+MOST_LAG_MS = 10.0
+"""How late a client may send, at most; half the margin of the run's value where that is less (as gate client_honest)."""
 
 
 class Dropped(msgspec.Struct, frozen=True):
@@ -43,6 +45,8 @@ def dropped(results: Results) -> list[Dropped]:
     found = []
     for pair in results.pairs:
         reason, arm = _fault(pair, expected)
+        if reason is None:
+            reason = _late_client(pair, results)
         if reason is None and pair.name in warm:
             reason, arm = "its prompts came from the GPU prefix cache of one arm", None
         if reason is not None:
@@ -79,6 +83,21 @@ def _fault(pair: Pair, loads_expected: bool) -> tuple[str | None, str | None]:
     if loads_expected and pair.control.load_bytes:
         return f"control: {whole(pair.control.load_bytes)} B were loaded, so it was no control", "control"
     return None, None
+
+
+def _late_client(pair: Pair, results: Results) -> str | None:
+    """Why the load client and not the server made a pair's times; it is the environment's fault, whichever arm it hit."""
+    for arm in ("control", "variant"):
+        run: Run = getattr(pair, arm)
+        if run.client_lag_p95_ms is None or not results.metric.endswith("_ms") or not run.values:
+            continue
+        bound = min(MOST_LAG_MS, results.min_effect_pct / 200 * run.value)
+        if run.client_lag_p95_ms > bound:
+            return (
+                f"{arm}: the load client sent {run.client_lag_p95_ms:.1f} ms late (p95), more than the {bound:.1f} ms that "
+                f"a {results.metric} of {run.value:.1f} allows, so the client's delay is in it"
+            )
+    return None
 
 
 def _answers(results: Results) -> Iterator[Finding]:

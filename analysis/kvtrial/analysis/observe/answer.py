@@ -45,6 +45,7 @@ ORDER = (
     "engine_start_failed",
     "engine_dead",
     "server_does_not_answer",
+    "server_asleep",
     "scheduler_deadlock",
     "parsed_per_model_and_engine",
     "parsed_with_caveats",
@@ -195,6 +196,9 @@ def in_order(found: Sequence[Finding]) -> list[Finding]:
         rank[apart.class_] = rank["preemption_shape_unknown"] - 0.5
     others = [finding for finding in found if finding.class_ not in _AT_THE_END]
     kept = others or list(found)
+    if others and all(finding.class_ == "not_preemption" and finding.severity == "info" for finding in others):
+        # An old count names the answer, and that nobody asks anything now is said beside it.
+        kept = list(found)
     ordered = sorted(
         kept, key=lambda one: (one.about == EARLIER_LIFE, rank.get(one.class_, len(rank)), one.severity == "info")
     )
@@ -226,8 +230,10 @@ def _of_pages(
         yield odd
     told = told_by_configuration(configuration, version) if configuration else told_by(log) if log is not None else None
     for window in pages.windows:
-        yield from requests_missing(window, client if window is pages.main else None)
-        yield from _of_window(window, told)
+        counted = list(requests_missing(window, client if window is pages.main else None))
+        yield from counted
+        if not any(finding.severity == "refuse" for finding in counted):
+            yield from _of_window(window, told)
     if control is not None:
         asynchronous = async_scheduling_of(configuration, version)
         yield from against_control(pages.main, control.main, asynchronous)

@@ -25,6 +25,9 @@ def deadlock(window: Window) -> Iterator[Finding]:
         return
     if max(running) > 0 or min(waiting) < 1 or generated is None or generated > 0:
         return
+    if window.last.values.get("engine_awake") == 0:
+        yield _asleep(window, waiting)
+        return
     capacity, deferred = (window.last.values.get(f"requests_waiting_{reason}") for reason in ("capacity", "deferred"))
     usage = window.last.values.get("kv_cache_usage_share")
     reasons = (
@@ -55,6 +58,18 @@ def deadlock(window: Window) -> Iterator[Finding]:
         "/health.",
         "seen" if window.seconds is None or window.seconds >= 30 else "inferred",
         window.about,
+    )
+
+
+def _asleep(window: Window, waiting: list[float]) -> Finding:
+    return Finding(
+        "server_asleep",
+        "warn",
+        f"The server is asleep (Sleep Mode) and {span(waiting)} requests wait for it to wake: nothing runs and no token "
+        f"comes {window.during}, as it was told. That is no deadlock and no shortage.",
+        {"waiting": waiting, "running": window.gauge("requests_running"), "generation_tokens_delta": 0},
+        "POST /wake_up, or keep clients away while it sleeps.",
+        about=window.about,
     )
 
 
