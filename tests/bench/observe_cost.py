@@ -2,9 +2,9 @@
 
 A small real engine (`served`) on the machine's first CPU, the watcher and the load client on its last. Two questions:
 
-- CPU: what `kvtrial observe --url --window 60` takes of the server, beyond two plain reads of /metrics a window apart. The
-  server is idle meanwhile, all its processes are counted, and the two ways alternate (ABBA).
-- Answers: the load client's inter-token p99 while the same reads fall into its load, against none (B against A). A block is
+- CPU: what `kvtrial observe --url --window 60` takes of the server, beyond two plain reads of /metrics a window apart.
+  The server is idle meanwhile, all its processes are counted, and the two ways alternate (ABBA).
+- Answers: the load client's inter-token p99 while the same reads fall into its load, against none (B and A). A block is
   A, A, B in a changing order; the floor is what A differs from A by, block by block.
 
 The watcher is `kvtrial.analysis.observe.live`, loaded beforehand: what it computes afterwards is the controller's work.
@@ -24,10 +24,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from bench.processes import tree_cpu_ns
 from kvtrial.record.load import read_results
 from served import SERVED, Engine, make_model
 from trial import free_port
+
+from bench.processes import tree_cpu_ns
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results" / "observe-cost.json"

@@ -1,6 +1,6 @@
-"""playbooks/observe.yml over SSH on three real hosts with a real engine each: preempting, with a tier that serves, a wrong one.
+"""playbooks/observe.yml on three real hosts with a real engine each: preempting, with a tier that serves, a wrong one.
 
-The engines' packages are this machine's, bound read-only into the hosts; each has a unit, and its load comes from the host.
+The engines' packages are this machine's, bound read-only into the hosts; each has a unit and is loaded from its host.
 """
 
 import json
@@ -77,7 +77,9 @@ def test_three_servers_are_told_apart_by_what_is_wrong_with_each(project, seen):
         "h2": "healthy_tier_serving",
         "h3": "tier_smaller_than_gpu_kv",
     }
-    assert all(read["server"]["version"] == "0.32.0" and read["server"]["models"] == [SERVED] for read in answers.values())
+    assert all(
+        read["server"]["version"] == "0.32.0" and read["server"]["models"] == [SERVED] for read in answers.values()
+    )
     assert "Fleet: 3 servers on 3 hosts" in seen.stdout
 
 

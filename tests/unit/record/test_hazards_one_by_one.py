@@ -47,7 +47,9 @@ def page(samples, name="vllm-0.26.0-h200-8b-offload-after-return.prom"):
             lines[at[0]] = f"{lines[at[0]].rsplit(' ', 1)[0]} {value}"
         else:
             family = next(i for i, line in enumerate(lines) if line.startswith(f"# TYPE {wanted} "))
-            labels = 'engine="0",model_name="qwen3-0.6b"' if not label else f'handler="{label}",method="POST",status="2xx"'
+            labels = (
+                'engine="0",model_name="qwen3-0.6b"' if not label else f'handler="{label}",method="POST",status="2xx"'
+            )
             lines.insert(family + 1, f"{wanted}{{{labels}}} {value}")
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,7 @@
 """Acting on a verdict: what a fleet is to do with what a campaign tried, and the texts that say so.
 
-`decision` is pure: verdict, what was tried and the fleet in, what to do out. `texts` reads a campaign's folder and makes
-the group_vars and the production unit of it; `adopt` is its entry, for the module `kvtrial.vllm.adoption`.
+`decision` is pure: verdict, what was tried and the fleet in, what to do out. `texts` reads a campaign's folder and
+makes the group_vars and the production unit of it; `adopt` is its entry, for the module `kvtrial.vllm.adoption`.
 """
 
 from kvtrial.analysis.adopt.decision import Decision, FleetHost, Production, Refusal, Tried, Wish, decide

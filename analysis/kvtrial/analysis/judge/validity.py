@@ -18,7 +18,7 @@ FEW_CONTAMINATED = 0.2
 UNBALANCED_SHARE = 0.2
 SHARED_HITS = 0.5
 MOST_LAG_MS = 10.0
-"""How late a client may send, at most; half the margin of the run's value where that is less (as gate client_honest)."""
+"""How late a client may send at most; half the margin of the run's value where that is less (as gate client_honest)."""
 
 
 class Dropped(msgspec.Struct, frozen=True):
@@ -86,7 +86,7 @@ def _fault(pair: Pair, loads_expected: bool) -> tuple[str | None, str | None]:
 
 
 def _late_client(pair: Pair, results: Results) -> str | None:
-    """Why the load client and not the server made a pair's times; it is the environment's fault, whichever arm it hit."""
+    """Why the load client and not the server made a pair's times: a fault of the environment, whichever arm it hit."""
     for arm in ("control", "variant"):
         run: Run = getattr(pair, arm)
         if run.client_lag_p95_ms is None or not results.metric.endswith("_ms") or not run.values:
@@ -94,8 +94,8 @@ def _late_client(pair: Pair, results: Results) -> str | None:
         bound = min(MOST_LAG_MS, results.min_effect_pct / 200 * run.value)
         if run.client_lag_p95_ms > bound:
             return (
-                f"{arm}: the load client sent {run.client_lag_p95_ms:.1f} ms late (p95), more than the {bound:.1f} ms that "
-                f"a {results.metric} of {run.value:.1f} allows, so the client's delay is in it"
+                f"{arm}: the load client sent {run.client_lag_p95_ms:.1f} ms late (p95), more than the {bound:.1f} ms "
+                f"that a {results.metric} of {run.value:.1f} allows, so the client's delay is in it"
             )
     return None
 

@@ -46,8 +46,8 @@ class Sizes(msgspec.Struct, frozen=True):
             return f"the tier has {self.tier_bytes:,.0f} B, the GPU's KV cache {self.gpu_bytes:,.0f} B"
         if self.tier_tokens_at_most is not None and self.gpu_tokens is not None:
             return (
-                f"the tier of {self.tier_bytes:,.0f} B holds at most {self.tier_tokens_at_most:,.0f} tokens by what was "
-                f"stored for each, the GPU's KV cache {self.gpu_tokens:,.0f} tokens"
+                f"the tier of {self.tier_bytes:,.0f} B holds at most {self.tier_tokens_at_most:,.0f} tokens by what "
+                f"was stored for each, the GPU's KV cache {self.gpu_tokens:,.0f} tokens"
             )
         return ""
 

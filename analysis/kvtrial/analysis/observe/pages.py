@@ -20,6 +20,7 @@ _TIMESTAMP = re.compile(
     r"^vllm:[^\n]*[} ](?:[-+]?[0-9.]+(?:e[-+]?[0-9]+)?|NaN|[+-]Inf) [0-9]{9,}(?:\.[0-9]+)?$", re.M | re.I
 )
 _START = "process_start_time_seconds"
+_UNUSED = "Nothing of it is used, not even the families before the cut; fetch it again, whole."
 _NEVER_NEGATIVE = ("_total", "_count")
 _HARMLESS_SIGNS: dict[str, Callable[[str], bool]] = {
     "sample timestamps": lambda text: bool(_TIMESTAMP.search(text)),
@@ -179,8 +180,8 @@ def _refuse_unfinished_histogram(name: str, text: str, page: Page) -> None:
     family = re.match(r"(vllm:\w+)_bucket\{", last)
     if family and not any(f"{family[1]}_{end}" in page.samples for end in ("sum", "count")):
         raise UnusableInput(
-            f"{name}: the page ends among the buckets of {family[1]}, whose sum and count never came ({len(text.encode())} "
-            "bytes). Nothing of it is used, not even the families before the cut; fetch it again, whole."
+            f"{name}: the page ends among the buckets of {family[1]}, whose sum and count never came "
+            f"({len(text.encode())} bytes). {_UNUSED}"
         )
 
 
@@ -191,9 +192,8 @@ def _refuse_early_end(name: str, earlier: Page, later: Page) -> None:
     missing = [family for family in order if family not in later.types]
     if starts[0] and starts[0] == starts[1] and missing and order[-len(missing) :] == missing:
         raise UnusableInput(
-            f"{name}: the page lacks the last {plural(len(missing), 'family', 'families')} of the page before, of the same "
-            f"process (from {missing[0]} on), so it was cut at the end of a line. Nothing of it is used, not even the "
-            "families before the cut; fetch it again, whole."
+            f"{name}: the page lacks the last {plural(len(missing), 'family', 'families')} of the page before, of the "
+            f"same process (from {missing[0]} on), so it was cut at the end of a line. {_UNUSED}"
         )
 
 

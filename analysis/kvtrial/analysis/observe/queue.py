@@ -65,8 +65,8 @@ def _asleep(window: Window, waiting: list[float]) -> Finding:
     return Finding(
         "server_asleep",
         "warn",
-        f"The server is asleep (Sleep Mode) and {span(waiting)} requests wait for it to wake: nothing runs and no token "
-        f"comes {window.during}, as it was told. That is no deadlock and no shortage.",
+        f"The server is asleep (Sleep Mode) and {span(waiting)} requests wait for it to wake: nothing runs and no "
+        f"token comes {window.during}, as it was told. That is no deadlock and no shortage.",
         {"waiting": waiting, "running": window.gauge("requests_running"), "generation_tokens_delta": 0},
         "POST /wake_up, or keep clients away while it sleeps.",
         about=window.about,
