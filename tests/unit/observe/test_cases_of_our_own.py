@@ -57,6 +57,7 @@ def page(case: dict[str, Any], number: int) -> str:
 def result_set(case: dict[str, Any]) -> str:
     """A result set of a field case, fewer pairs of it, and what its runs are given."""
     raw = json.loads((CASES / case["results"]).read_text())
+    raw |= case.get("top", {})
     raw["pairs"] = raw["pairs"][: case.get("take")]
     for pair in raw["pairs"]:
         for arm, fields in case.get("runs", {}).items():
