@@ -106,6 +106,7 @@ CASES = [
          argv=[*OFFLOAD, "--speculative-model", "m"]),
     Case("prefill-thrash", "seen", "0.18.1", {"version": "0.19.1"}, argv=PLAIN, after={"num_preemptions_total": 3}),
     Case("recompute-not-counted", "seen", "0.32.0", {"after": {}}, argv=PLAIN, after={"num_preemptions_total": 3}),
+    Case("preemptions-not-in-log", "applies", "0.32.0", {"argv": ["--disable-log-stats"]}, argv=PLAIN),
     Case("preempted-lookups-hidden", "seen", "0.26.0",
          {"after": {"kv_offload_load_bytes_total": 1.6e10, "external_prefix_cache_hits_total": 112000}},
          after={"kv_offload_load_bytes_total": 1.6e10}),

@@ -127,7 +127,7 @@ def observe(
     if silent is not None:
         found.append(_does_not_answer(silent, log))
     if log is not None:
-        found += _beside_pages(list(log_findings(log)), pages, [finding.class_ for finding in found])
+        found += _beside_pages(list(log_findings(log)), pages)
     if configuration is not None and configuration.source != "the log's start":
         said = {finding.class_ for finding in found}
         if "healthy_tier_serving" in said:
@@ -170,16 +170,14 @@ def _does_not_answer(silent: str, log: Log | None) -> Finding:
     )
 
 
-def _beside_pages(of_log: list[Finding], pages: Pages | None, said: Sequence[str]) -> list[Finding]:
-    """A log's findings without those that pages know better: its periodic lines are of other moments, and round off."""
+def _beside_pages(of_log: list[Finding], pages: Pages | None) -> list[Finding]:
+    """A log's findings without those that pages know better: its periodic lines are single moments of another time."""
     if pages is None:
         return of_log
-    weaker = {"idle", "no_fault_seen"}
-    preempted = any(class_.startswith("preemption_") for class_ in said)
     # A machine that was taken away is told by a line of its own, which counts nothing that runs.
-    of_queues = ("not_preemption", "deferred_behind_load")
+    of_queues = ("not_preemption", "deferred_behind_load", "preemption_unknown")
     queue = [one for one in of_log if one.class_ in of_queues and "running" in one.numbers]
-    return [one for one in of_log if one.class_ not in weaker and not (preempted and one in queue)]
+    return [one for one in of_log if one.class_ not in ("idle", "no_fault_seen") and one not in queue]
 
 
 def _open(found: Sequence[Finding]) -> list[str]:
