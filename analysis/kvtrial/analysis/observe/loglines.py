@@ -133,8 +133,8 @@ def _queueing(
         return Finding(
             "preemption_unknown",
             "warn",
-            f"Requests queue beside a full KV cache: Waiting up to {whole(max(waiting))}, Running "
-            f"{span(running)}{top}, over {len(lines)} lines ({length}). Whether any is preempted the log does not tell: it prints no "
+            f"Requests queue beside a full KV cache: Waiting up to {whole(max(waiting))}, Running {span(running)}"
+            f"{top}, over {len(lines)} lines ({length}). Whether any is preempted the log does not tell: it prints no "
             "'Preemptions:', and vLLM clears that count before it prints it (PR #38452).",
             {"waiting": max(waiting), "running": span(running), "delta": None},
             "Look at vllm:num_preemptions_total: two pages of /metrics, or --url.",
