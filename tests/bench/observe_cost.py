@@ -39,7 +39,7 @@ for line in sys.stdin:
     url, window, reads = line.split()
     print(len(watch(url, float(window), int(reads)).pages), flush=True)
 """
-STREAMS, REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 4, 96, 32, 192
+STREAMS, REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 4, 72, 32, 192
 SEED = (0, 1, 2), (2, 0, 1), (1, 2, 0), (0, 2, 1), (2, 1, 0), (1, 0, 2)
 """Places of A, A and B in a block; B is as often first as second and third."""
 
