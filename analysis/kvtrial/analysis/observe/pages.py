@@ -20,6 +20,8 @@ _TIMESTAMP = re.compile(
     r"^vllm:[^\n]*[} ](?:[-+]?[0-9.]+(?:e[-+]?[0-9]+)?|NaN|[+-]Inf) [0-9]{9,}(?:\.[0-9]+)?$", re.M | re.I
 )
 _START = "process_start_time_seconds"
+CUT_LEAST = 3
+"""Families that a page must lack at its end to count as cut; one or two a relay may have left out."""
 _UNUSED = "Nothing of it is used, not even the families before the cut; fetch it again, whole."
 _NEVER_NEGATIVE = ("_total", "_count")
 _HARMLESS_SIGNS: dict[str, Callable[[str], bool]] = {
@@ -190,7 +192,7 @@ def _refuse_early_end(name: str, earlier: Page, later: Page) -> None:
     starts = [[sample.value for sample in page.samples.get(_START, [])] for page in (earlier, later)]
     order = [family for family in earlier.types if family.startswith("vllm:")]
     missing = [family for family in order if family not in later.types]
-    if starts[0] and starts[0] == starts[1] and missing and order[-len(missing) :] == missing:
+    if starts[0] and starts[0] == starts[1] and len(missing) >= CUT_LEAST and order[-len(missing) :] == missing:
         raise UnusableInput(
             f"{name}: the page lacks the last {plural(len(missing), 'family', 'families')} of the page before, of the "
             f"same process (from {missing[0]} on), so it was cut at the end of a line. {_UNUSED}"
