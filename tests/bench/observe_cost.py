@@ -11,7 +11,6 @@ The watcher is `kvtrial.analysis.observe.live`, loaded beforehand: what it compu
 Needs a machine with nothing else to do. Prints a table and writes results/observe-cost.json.
 """
 
-import datetime
 import json
 import math
 import os
@@ -28,10 +27,10 @@ from kvtrial.record.load import read_results
 from served import SERVED, Engine, make_model
 from trial import free_port
 
+from bench.observe import keep
 from bench.processes import tree_cpu_ns
 
 ROOT = Path(__file__).parents[2]
-RESULTS = Path(__file__).parent / "results" / "observe-cost.json"
 WATCHER = """
 import sys
 from kvtrial.analysis.observe.live import watch
@@ -177,12 +176,7 @@ def main() -> None:
     """Measure, print, keep."""
     blocks = int(sys.argv[1]) if len(sys.argv) > 1 else 6
     window = float(sys.argv[2]) if len(sys.argv) > 2 else 60.0
-    rows = measure(blocks, window)
-    for row in rows:
-        print(f"{row['subject']:38} {row['metric']:44} {row['value']:>9} {row['unit']}")
-    machine = f"{os.cpu_count()} CPUs, {os.uname().machine}"
-    RESULTS.write_text(json.dumps({"benchmark": "observe-cost", "date": datetime.date.today().isoformat(),
-                                   "machine": machine, "rows": rows}, indent=1) + "\n")  # fmt: skip
+    keep("observe-cost", measure(blocks, window))
 
 
 if __name__ == "__main__":
