@@ -80,10 +80,11 @@ def keep(benchmark: str, rows: list[dict[str, Any]]) -> None:
     wide = [max(len(str(row[name])) for row in rows) for name in ("subject", "metric", "value")]
     for row in rows:
         print(f"{row['subject']:{wide[0]}}  {row['metric']:{wide[1]}}  {row['value']:>{wide[2]}} {row['unit']}")
+    load = f"load {os.getloadavg()[2]:.1f} over the last 15 minutes"
     said = {
         "benchmark": benchmark,
         "date": datetime.date.today().isoformat(),
-        "machine": f"{os.cpu_count()} CPUs, {os.uname().machine}",
+        "machine": f"{os.cpu_count()} CPUs, {os.uname().machine}, {load}",
         "rows": rows,
     }
     (RESULTS / f"{benchmark}.json").write_text(json.dumps(said, indent=1) + "\n")

@@ -130,6 +130,7 @@ def measure(blocks: int, window: float) -> list[dict[str, Any]]:
             p99_ms(engine, watcher, folder / "warmup", other_cpu, 99)
             cpu = observed_cpu(engine, watcher, window)
             rows = _cpu_rows(cpu, window)
+            print(*(f"{row['metric']}: {row['value']} {row['unit']}" for row in rows), sep="\n", flush=True)
             loads: list[list[float]] = []
             for block in range(blocks):
                 found: dict[int, float] = {}
@@ -137,7 +138,10 @@ def measure(blocks: int, window: float) -> list[dict[str, Any]]:
                     watching = watcher if place == 2 else None
                     found[place] = p99_ms(engine, watching, folder / f"{block}-{place}", other_cpu, 3 * block + place)
                 loads.append([found[0], found[1], found[2]])
-                print(f"block {block + 1}: p99 {found[0]:.3f} and {found[1]:.3f} ms, observed {found[2]:.3f} ms")
+                print(
+                    f"block {block + 1}: p99 {found[0]:.3f} and {found[1]:.3f} ms, observed {found[2]:.3f} ms",
+                    flush=True,
+                )
             return rows + _p99_rows(loads)
         finally:
             engine.end()
