@@ -26,6 +26,8 @@ KEPT_ENV = re.compile(r"^(VLLM_|PYTORCH_|CUDA_|PROMETHEUS_MULTIPROC_DIR$)")
 SECRET_NAME = re.compile(r"(api[-_]?key|token|secret|password|passwd|credential)s?$", re.IGNORECASE)
 NOT_SECRET = re.compile(r"(max[-_](num[-_])?(batched[-_])?tokens?|tokens?[-_]per|num[-_].*tokens?)$", re.IGNORECASE)
 OPTION_WITH_SECRET = re.compile(r"(--[\w-]*(?:api[-_]key|token|secret|password))(=|\s+)(\S+)", re.IGNORECASE)
+# Of API keys several may follow, up to the next option or the end of the line.
+MORE_KEYS = re.compile(r"(--[\w-]*api[-_]key\s+%s)((?:[ \t]+(?![-\\])\S+)+)" % REDACTED, re.IGNORECASE)
 VARIABLE_WITH_SECRET = re.compile(r"\b(\w*(?:API_KEY|_TOKEN|SECRET|PASSWORD)\w*)=(\"[^\"]*\"|'[^']*'|\S+)")
 CREDENTIALS = re.compile(r"://[^/@\s]+@")
 SERVICE = re.compile(r"/([^/]+\.service)(?:/|$)")
@@ -50,6 +52,7 @@ def redacted_argv(argv):
         name, equals, _ = word.partition("=")
         if word.startswith("-"):
             secret = is_secret_name(name)
+            # An option of API keys takes several values, so every word up to the next option is one.
             hide = secret and not equals
             shown.append("%s=%s" % (name, REDACTED) if secret and equals else CREDENTIALS.sub("://***@", word))
         else:
@@ -60,6 +63,7 @@ def redacted_argv(argv):
 def redacted_text(text):
     """A unit or a log without the values of secret options and variables."""
     text = OPTION_WITH_SECRET.sub(r"\1\2" + REDACTED, text)
+    text = MORE_KEYS.sub(r"\1 " + REDACTED, text)
     text = VARIABLE_WITH_SECRET.sub(r"\1=" + REDACTED, text)
     text = re.sub(r"('[\w]*(?:api_key|_token|secret|password)': )(\[[^\]]*\]|'[^']*')", r"\1'" + REDACTED + "'", text)
     return CREDENTIALS.sub("://***@", text)
@@ -214,6 +218,9 @@ def plain_address(hexadecimal):
     """An address of /proc/net/tcp as people write it: 32-bit words in the host's byte order, which is little-endian."""
     words = [bytes.fromhex(hexadecimal[at : at + 8])[::-1] for at in range(0, len(hexadecimal), 8)]
     packed = b"".join(words)
+    if packed[:12] == b"\0" * 10 + b"\xff\xff":
+        # An IPv4 address on a socket of both families: whether it is loopback is the IPv4 address's matter.
+        packed = packed[12:]
     return socket.inet_ntop(socket.AF_INET6 if len(packed) == 16 else socket.AF_INET, packed)
 
 

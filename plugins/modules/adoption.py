@@ -152,7 +152,7 @@ def main():
         supports_check_mode=True,
     )
     try:
-        adoption = importlib.import_module("kvtrial.analysis.adoption")
+        adopting = importlib.import_module("kvtrial.analysis.adopt")
         errors = importlib.import_module("kvtrial.record.errors")
     except ImportError as error:
         module.fail_json(
@@ -161,7 +161,7 @@ def main():
         )
     asked = module.params
     try:
-        result = adoption.adopt(
+        result = adopting.adopt(
             Path(asked["campaign"]),
             asked["fleet"],
             {name: asked[name] for name in OF_THE_WISH},

@@ -16,10 +16,11 @@ import tempfile
 import time
 import zlib
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "tests" / "fixtures" / "metrics"
-RESULTS = Path(__file__).parent / "results" / "observe.json"
+RESULTS = Path(__file__).parent / "results"
 STUB = """#!/bin/sh
 told=$(cat)
 case "$told" in *start_ticks*) cat {folder}/second.json ;; *) cat {folder}/first.json ;; esac
@@ -74,16 +75,26 @@ def measure(servers: int, window: float) -> list[dict[str, object]]:
     ]
 
 
+def keep(benchmark: str, rows: list[dict[str, Any]]) -> None:
+    """Print the table and write results/<benchmark>.json."""
+    wide = [max(len(str(row[name])) for row in rows) for name in ("subject", "metric", "value")]
+    for row in rows:
+        print(f"{row['subject']:{wide[0]}}  {row['metric']:{wide[1]}}  {row['value']:>{wide[2]}} {row['unit']}")
+    load = f"load {os.getloadavg()[2]:.1f} over the last 15 minutes"
+    said = {
+        "benchmark": benchmark,
+        "date": datetime.date.today().isoformat(),
+        "machine": f"{os.cpu_count()} CPUs, {os.uname().machine}, {load}",
+        "rows": rows,
+    }
+    (RESULTS / f"{benchmark}.json").write_text(json.dumps(said, indent=1) + "\n")
+
+
 def main() -> None:
     """Measure, print, keep."""
     servers = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     window = float(sys.argv[2]) if len(sys.argv) > 2 else 60.0
-    rows = measure(servers, window)
-    for row in rows:
-        print(f"{row['subject']:32} {row['metric']:24} {row['value']:>8} {row['unit']}")
-    machine = f"{os.cpu_count()} CPUs, {os.uname().machine}"
-    RESULTS.write_text(json.dumps({"benchmark": "observe", "date": datetime.date.today().isoformat(),
-                                   "machine": machine, "rows": rows}, indent=1) + "\n")  # fmt: skip
+    keep("observe", measure(servers, window))
 
 
 if __name__ == "__main__":

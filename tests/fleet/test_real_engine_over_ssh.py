@@ -45,12 +45,16 @@ def variables(wheels: Path) -> dict[str, object]:
 def project(playbooks, host_wheels):
     venv = engine_venv()
     project: Playbooks = playbooks(1, variables(host_wheels), binds=[f"{venv}/lib:{ENGINE}/lib"])
-    host = project.fleet.hosts[0]
+    furnish_engine(project.fleet.hosts[0], venv)
+    return project
+
+
+def furnish_engine(host, venv):
+    """Put an engine to use on a host into which its `lib` is bound."""
     script = (venv / "bin" / "vllm").read_text().split("\n", 1)[1]
     host.write(f"{ENGINE}/bin/vllm", f"#!{ENGINE}/bin/python3\n{script}", "0755")
     host.write(f"{ENGINE}/pyvenv.cfg", "home = /usr/bin\ninclude-system-site-packages = false\nversion = 3.11\n")
     host.sh(f"for name in python python3 python3.11; do ln -s /usr/bin/python3.11 {ENGINE}/bin/$name; done")
-    return project
 
 
 def records(project):

@@ -13,7 +13,8 @@ from kvtrial.analysis.check_host import check_host
 from kvtrial.analysis.check_sizes import check_sizes
 from kvtrial.analysis.launch_arm import Arm, Backend, Finding, read_arm
 from kvtrial.analysis.launch_file import OTHER_PLATFORMS, refuse_unreadable
-from kvtrial.record.hazards import hazards_for
+from kvtrial.record.hazardfacts import host_facts, launch_facts
+from kvtrial.record.hazards import facts_seen, hazards_for
 from kvtrial.record.launch import parse_vllm_args
 from kvtrial.record.versions import release
 
@@ -48,7 +49,9 @@ def check_launches(
         findings += check_sizes(arm, host)
         findings += check_exposure(arm)
     findings += check_comparable(read)
-    findings += _check_hazards(read, version, backend, {finding.class_ for finding in findings})
+    said = {finding.class_ for finding in findings}
+    findings += _check_hazards(read, version, backend, said)
+    findings += _hazards_at_hand(read, version, backend, host, said)
     return sorted(findings, key=lambda finding: finding.severity != "refuse")
 
 
@@ -85,3 +88,23 @@ def _check_hazards(arms: list[Arm], version: str, backend: Backend, said: set[st
             {"hazard": hit.hazard.id, "since": hit.hazard.since, "until": hit.hazard.until},
             f"Set {' '.join(guard.args)} in all arms." if guard else hit.hazard.do,
         )
+
+
+def _hazards_at_hand(
+    arms: list[Arm], version: str, backend: Backend, host: Mapping[str, Any], said: set[str]
+) -> Iterator[Finding]:
+    """Findings on defects that are watched for and that the host's facts show before anything is started."""
+    of_host = host_facts(host)
+    for arm in arms:
+        launch = launch_facts(arm.launch, version, backend).also(of_host)
+        for hit in hazards_for(version, {arm.name: arm.launch}, backend):
+            shown = facts_seen(hit.hazard, launch) if hit.action == "watch" else ""
+            if shown and hit.hazard.said_as not in said:
+                yield Finding(
+                    "version_hazard_at_hand",
+                    "warn",
+                    arm.name,
+                    f"vLLM {version}: {hit.hazard.title} ({hit.hazard.source}): {shown}.",
+                    {"hazard": hit.hazard.id},
+                    hit.hazard.do,
+                )

@@ -15,6 +15,7 @@ import msgspec
 import yaml
 
 import kvtrial
+from kvtrial.analysis import answerschemas
 from kvtrial.analysis import campaign as campaigns
 from kvtrial.analysis.check import check_launches
 from kvtrial.analysis.judge import command as judging
@@ -23,7 +24,6 @@ from kvtrial.analysis.observe import command as observing
 from kvtrial.analysis.reproduce import reproduce
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.hazards import hazards_of
-from kvtrial.record.schemas import SCHEMAS, json_schema
 from kvtrial.record.versions import outside_read_range
 
 REFUSED = 4
@@ -119,7 +119,7 @@ def hazards(options: argparse.Namespace) -> int:
 
 def schema(options: argparse.Namespace) -> int:
     """A JSON Schema of this release."""
-    print(json.dumps(json_schema(options.name), indent=1))
+    print(json.dumps(answerschemas.schema_named(options.name), indent=1))
     return 0
 
 
@@ -169,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     known.add_argument("--vllm", help="a vLLM version, such as 0.32.0; default that of --config")
     known.add_argument("--config", type=Path, metavar="LAUNCH.yml", help="only those of these launches (as for check)")
     known.add_argument("--json", action="store_true")
-    command("schema", schema).add_argument("name", choices=sorted(SCHEMAS))
+    command("schema", schema).add_argument("name", choices=answerschemas.NAMES)
     return parser
 
 

@@ -13,7 +13,14 @@ OTHER_PLATFORMS = {"rocm": "an AMD GPU (ROCm)", "xpu": "an Intel GPU (XPU)"}
 
 _VERSION = re.compile(r"\d+(\.\d+)*")
 _VERSIONS = {"driver_version": "580.65.06", "glibc": "2.35", "python": "3.12"}
-_COUNTS = ("dev_shm_free_bytes", "ram_available_bytes", "ram_total_bytes", "ram_reserve_bytes", "gpu_memory_mib")
+_COUNTS = (
+    "dev_shm_free_bytes",
+    "dev_shm_total_bytes",
+    "ram_available_bytes",
+    "ram_total_bytes",
+    "ram_reserve_bytes",
+    "gpu_memory_mib",
+)
 
 
 def refuse_unreadable(host: Mapping[str, Any], vllm: Mapping[str, Any], arms: Mapping[Any, Any], model: Any) -> None:

@@ -26,6 +26,8 @@ CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 ENGINE_COMMAND = re.compile(r"(^|[/ ])vllm serve( |$)|vllm\.entrypoints\.|VLLM::(EngineCore|Worker|APIServer)")
 SECRET = re.compile(r"(-{0,2}[\w-]*(?:key|token(?!s|iz)|password|secret)[\w-]*)([= ])([^\s,}\"']+)", re.IGNORECASE)
+MORE_KEYS = re.compile(r"(--[\w-]*api[-_]key) \*\*\*(?: +(?!-)\S+)+", re.IGNORECASE)
+"""Of API keys several may follow, up to the next option."""
 COMMAND_CHARACTERS = 300
 LISTEN = "0A"
 
@@ -116,7 +118,7 @@ def foreign_engines(own: set[int]) -> list[tuple[int, str]]:
 
 def redact(command: str) -> str:
     """A command line without the values of keys and tokens, and without users and passwords in addresses."""
-    return without_credentials(SECRET.sub(r"\1\2***", command))
+    return without_credentials(MORE_KEYS.sub(r"\1 ***", SECRET.sub(r"\1\2***", command)))
 
 
 def _decode_address(text: str) -> tuple[str, int]:

@@ -50,7 +50,8 @@ def launch_facts(
         "api_key": "api-key" in parsed.options or bool(env.get("VLLM_API_KEY")),
     }
     fixed = parsed.size("kv-cache-memory-bytes")
-    if fixed is not None and not _SPREAD & parsed.options.keys():
+    # With --num-gpu-blocks-override the cache has as many blocks as asked for, whatever memory was set aside.
+    if fixed is not None and not (_SPREAD | {"num-gpu-blocks-override"}) & parsed.options.keys():
         values["gpu_kv_bytes"] = fixed
     if backend is not None:
         values["backend"] = backend

@@ -14,6 +14,12 @@ from kvtrial.record.errors import UnusableInput
 OBSERVED_SCHEMA_VERSION = 1
 REDACTED = "<redacted>"
 _SECRET_NAME = re.compile(r"(api[-_]?key|token|secret|password|passwd|credential)s?$", re.IGNORECASE)
+_OPTION_WITH_SECRET = re.compile(r"(--[\w-]*(?:api[-_]key|token|secret|password))(=|\s+)(\S+)", re.IGNORECASE)
+# Of API keys several may follow, up to the next option or the end of the line.
+_MORE_KEYS = re.compile(rf"(--[\w-]*api[-_]key\s+{REDACTED})((?:[ \t]+(?![-\\])\S+)+)", re.IGNORECASE)
+_VARIABLE_WITH_SECRET = re.compile(r"\b(\w*(?:API_KEY|_TOKEN|SECRET|PASSWORD)\w*)=(\"[^\"]*\"|'[^']*'|\S+)")
+_PRINTED_SECRET = re.compile(r"('\w*(?:api_key|_token|secret|password)': )(\[[^\]]*\]|'[^']*')")
+_CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _NOT_SECRET = re.compile(r"(max[-_](num[-_])?(batched[-_])?tokens?|tokens?[-_]per|num[-_].*tokens?)$", re.IGNORECASE)
 
 
@@ -96,28 +102,34 @@ def is_secret_name(name: str) -> bool:
 
 
 def redacted_argv(argv: list[str]) -> list[str]:
-    """argv with the values of secret options replaced, in both forms: `--api-key X` and `--api-key=X`."""
+    """argv without the values of secret options (`--api-key X Y`, `--api-key=X`), nor credentials in addresses."""
     shown: list[str] = []
     hide = False
     for word in argv:
         name, equals, _ = word.partition("=")
         if word.startswith("-"):
-            hide = is_secret_name(name) and not equals
-            shown.append(f"{name}={REDACTED}" if equals and is_secret_name(name) else word)
+            secret = is_secret_name(name)
+            hide = secret and not equals
+            shown.append(f"{name}={REDACTED}" if secret and equals else _CREDENTIALS.sub("://***@", word))
         else:
             # An API key option takes several values, so every word up to the next option is one.
-            shown.append(REDACTED if hide else word)
+            shown.append(REDACTED if hide else _CREDENTIALS.sub("://***@", word))
     return shown
 
 
 def redacted_env(env: dict[str, str]) -> dict[str, str]:
-    """Environment with the values of secret variables replaced."""
-    return {name: REDACTED if is_secret_name(name) else value for name, value in env.items()}
+    """Environment without the values of secret variables, nor credentials in addresses."""
+    return {
+        name: REDACTED if is_secret_name(name) else _CREDENTIALS.sub("://***@", value) for name, value in env.items()
+    }
 
 
 def redacted_text(text: str | None) -> str | None:
-    """A unit or a log line with the values of secret options and variables replaced."""
+    """A unit or a log without the values of secret options and variables; as module_utils/servers.py does on a host."""
     if text is None:
         return None
-    text = re.sub(r"(--[\w-]*(?:api-key|token|secret|password))(=|\s+)(\S+)", rf"\1\2{REDACTED}", text)
-    return re.sub(r"(?im)\b(\w*(?:API_KEY|_TOKEN|SECRET|PASSWORD)\w*)=(\"[^\"]*\"|\S+)", rf"\1={REDACTED}", text)
+    text = _OPTION_WITH_SECRET.sub(rf"\1\2{REDACTED}", text)
+    text = _MORE_KEYS.sub(rf"\1 {REDACTED}", text)
+    text = _VARIABLE_WITH_SECRET.sub(rf"\1={REDACTED}", text)
+    text = _PRINTED_SECRET.sub(rf"\1'{REDACTED}'", text)
+    return _CREDENTIALS.sub("://***@", text)

@@ -23,9 +23,9 @@ SCHEMAS: dict[str, type] = {
 }
 
 
-def json_schema(name: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of one of SCHEMAS, with its version in the title."""
-    schema = msgspec.json.schema(SCHEMAS[name])
+def json_schema(name: str, shape: type | None = None) -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of one of SCHEMAS, or of another `shape`, with its version in the title."""
+    schema = msgspec.json.schema(shape or SCHEMAS[name])
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"kvtrial {name} {SCHEMA_VERSION}",

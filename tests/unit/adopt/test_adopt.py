@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from kvtrial.analysis import adopt as deciding
-from kvtrial.analysis.adopt import FleetHost, Wish, decide
-from kvtrial.analysis.adoption import adopt, group_vars, read_tried, read_verdict, unit_lines
+from kvtrial.analysis.adopt import FleetHost, Wish, adopt, decide
+from kvtrial.analysis.adopt.decision import NAMES
+from kvtrial.analysis.adopt.texts import group_vars, read_tried, read_verdict, unit_lines
 from kvtrial.record.errors import UnusableInput
 from msgspec.structs import replace
 
@@ -223,7 +223,7 @@ def test_invalid_names_the_gate_to_mend_and_cannot_be_forced():
     gates = [replace(verdict.gates[0], passed=False, detail="--x differs"), *verdict.gates[1:]]
     advice = replace(verdict.recommendation, action="mend what gate launch_differs_as_declared found, then run again")
     invalid = replace(verdict, verdict="INVALID", gates=gates, recommendation=advice)
-    decision = decided(verdict=invalid, force=list(deciding.NAMES))
+    decision = decided(verdict=invalid, force=list(NAMES))
     assert (decision.action, decision.pins) == ("mend", None)
     assert decision.answer[0] == "Failed gate launch_differs_as_declared: --x differs."
     assert decision.cause.endswith("mend what gate launch_differs_as_declared found, then run again.")

@@ -363,6 +363,24 @@ def test_a_guard_set_in_one_arm_only_is_a_difference():
     assert classes(check(launch)) == ["arms_not_comparable", "version_hazard_unguarded"]
 
 
+@pytest.mark.parametrize(
+    ("version", "facts", "hazard"),
+    [
+        ("0.26.0", {"ram_total_bytes": 12 * 2**30}, "host-memory-double"),
+        ("0.28.0", {"shm_files_left_over": 2}, "shm-left-over"),
+    ],
+)
+def test_what_a_hosts_facts_show_of_a_known_defect_is_warned_of_before_the_start(version, facts, hazard):
+    launch = good(version)
+    launch["host"] |= facts
+    (found,) = [one for one in check(launch) if one.class_ == "version_hazard_at_hand"]
+    assert (found.severity, found.arm, found.numbers) == ("warn", "variant", {"hazard": hazard})
+    for other in (facts | {name: 10 * value for name, value in facts.items() if name == "ram_total_bytes"}, {}):
+        quiet = good("0.30.0" if other == facts else version)
+        quiet["host"] |= other
+        assert "version_hazard_at_hand" not in classes(check(quiet))
+
+
 def test_the_port_and_two_spellings_of_a_size_are_no_difference():
     launch = option(option(good(), "variant", "--port", 8001), "variant", "--kv-cache-memory-bytes", "4G")
     assert check(launch) == []

@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
+from kvtrial.analysis.answerschemas import schema_named
 from kvtrial.analysis.cli import main
 
 CASES = Path(__file__).parents[2] / "fixtures" / "cases"
@@ -66,6 +68,8 @@ def test_a_field_case_gets_its_class_and_verdict(name: str, call: list[str], cap
     refused = {"check": 4, "observe": 0, "judge": 0}[call[0]]
     assert status == (2 if expected["verdict"] == "error" else refused)
     assert {"class", "severity", "reason", "numbers", "do"} <= set(read["findings"][0])
+    if call[0] in ("observe", "judge"):
+        jsonschema.validate(read, schema_named(f"{call[0]}_answer"))
 
 
 @pytest.mark.parametrize(("name", "call"), CALLS, ids=[f"{name}-{number}" for number, (name, _) in enumerate(CALLS)])

@@ -19,6 +19,7 @@ class Run(msgspec.Struct, frozen=True):
     """One run of one arm. `values`: of single requests, or one for the run. None: not stated (or no such series).
 
     `mark`: why whoever made it calls it invalid. `started`: when it began, any unit, for the order alone.
+    `client_lag_p95_ms`: how late the load client sent, where it says so.
     """
 
     values: list[float]
@@ -35,6 +36,7 @@ class Run(msgspec.Struct, frozen=True):
     output_digest: str | None = None
     mark: str | None = None
     started: float | None = None
+    client_lag_p95_ms: float | None = None
 
     @property
     def value(self) -> float:
@@ -53,7 +55,10 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class Results(msgspec.Struct, frozen=True):
-    """A result set. `min_effect_pct`: the change that matters; `source`: what made it."""
+    """A result set. `min_effect_pct`: the change that matters; `source`: what made it.
+
+    `launches`: arm -> args and env of its server, empty where they are not stated.
+    """
 
     metric: str
     lower_is_better: bool
@@ -68,6 +73,7 @@ class Results(msgspec.Struct, frozen=True):
     source: str = "results"
     proves_loads: bool = True
     notes: list[str] = []
+    launches: dict[str, dict[str, Any]] = {}
 
 
 def read_results(path: Path) -> Results:
@@ -111,7 +117,19 @@ def results_of(raw: Any, where: str) -> Results:
         (workload or {}).get("same_prompts_every_pair"),
         (workload or {}).get("seed"),
         _number(raw, "aa_noise_pct", where),
+        launches=_launches(raw.get("launches"), where),
     )
+
+
+def _launches(given: Any, where: str) -> dict[str, dict[str, Any]]:
+    if given is None:
+        return {}
+    fits = isinstance(given, dict) and all(
+        isinstance(given.get(arm), dict) and isinstance(given[arm].get("args"), list) for arm in ARMS
+    )
+    if not fits:
+        raise UnusableInput(f"{where}: launches must give control and variant, each with a list args and perhaps env.")
+    return {arm: {"args": given[arm]["args"], "env": given[arm].get("env") or {}} for arm in ARMS}
 
 
 def _pair(item: Any, index: int, metric: str, where: str) -> Pair:
@@ -148,6 +166,7 @@ def _run(raw: dict[str, Any], metric: str, where: str) -> Run:
                 "server_start",
                 "preemptions",
                 "prompt_tokens",
+                "client_lag_p95_ms",
                 *sorted(_SETTINGS),
             )
         },

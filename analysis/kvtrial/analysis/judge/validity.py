@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from kvtrial.analysis.check import check_launches
 from kvtrial.analysis.judge.evidence import named, ranged
 from kvtrial.analysis.judge.results import Pair, Results, Run
 from kvtrial.analysis.observe.finding import Finding
@@ -17,6 +18,10 @@ FEW_CONTAMINATED = 0.2
 """Up to this share of the pairs contamination drops the pairs, beyond it the set."""
 UNBALANCED_SHARE = 0.2
 SHARED_HITS = 0.5
+_OF_LAUNCHES = {"mixed_interfaces", "arms_not_comparable"}
+"""What makes a comparison one of something else than is stated; how well a launch was made is not judged here."""
+MOST_LAG_MS = 10.0
+"""How late a client may send at most; half the margin of the run's value where that is less (as gate client_honest)."""
 
 
 class Dropped(msgspec.Struct, frozen=True):
@@ -29,6 +34,7 @@ class Dropped(msgspec.Struct, frozen=True):
 
 def fatal(results: Results) -> Iterator[Finding]:
     """Findings that make the whole set INVALID."""
+    yield from _launched(results)
     yield from _answers(results)
     yield from _warm_cache(results)
     yield from _order(results)
@@ -43,6 +49,8 @@ def dropped(results: Results) -> list[Dropped]:
     found = []
     for pair in results.pairs:
         reason, arm = _fault(pair, expected)
+        if reason is None:
+            reason = _late_client(pair, results)
         if reason is None and pair.name in warm:
             reason, arm = "its prompts came from the GPU prefix cache of one arm", None
         if reason is not None:
@@ -79,6 +87,31 @@ def _fault(pair: Pair, loads_expected: bool) -> tuple[str | None, str | None]:
     if loads_expected and pair.control.load_bytes:
         return f"control: {whole(pair.control.load_bytes)} B were loaded, so it was no control", "control"
     return None, None
+
+
+def _late_client(pair: Pair, results: Results) -> str | None:
+    """Why the load client and not the server made a pair's times: a fault of the environment, whichever arm it hit."""
+    for arm in ("control", "variant"):
+        run: Run = getattr(pair, arm)
+        if run.client_lag_p95_ms is None or not results.metric.endswith("_ms") or not run.values:
+            continue
+        bound = min(MOST_LAG_MS, results.min_effect_pct / 200 * run.value)
+        if run.client_lag_p95_ms > bound:
+            return (
+                f"{arm}: the load client sent {run.client_lag_p95_ms:.1f} ms late (p95), more than the {bound:.1f} ms "
+                f"that a {results.metric} of {run.value:.1f} allows, so the client's delay is in it"
+            )
+    return None
+
+
+def _launched(results: Results) -> Iterator[Finding]:
+    """What `kvtrial check` refuses of the arms' launches, where the set states them and its version."""
+    if not results.launches or results.vllm_version is None:
+        return
+    for found in check_launches({}, {"version": results.vllm_version}, results.launches):
+        if found.class_ in _OF_LAUNCHES and found.severity == "refuse":
+            arm = f"{found.arm}: " if found.arm else ""
+            yield Finding(found.class_, "refuse", f"{arm}{found.reason}", found.numbers, found.do)
 
 
 def _answers(results: Results) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.host import exposure, memory
 from kvtrial.analysis.observe.known import HazardHere, hazards_here
 from kvtrial.analysis.observe.lengths import output_lengths
-from kvtrial.analysis.observe.logs import Log, log_findings, told_by
+from kvtrial.analysis.observe.logs import EARLIER_LIFE, Log, log_findings, told_by
 from kvtrial.analysis.observe.pages import Pages, caveats, several
 from kvtrial.analysis.observe.preemption import preemption
 from kvtrial.analysis.observe.queue import deadlock, deferred_behind_load, flow, queueing
@@ -44,6 +44,8 @@ ORDER = (
     "dev_shm_shortage",
     "engine_start_failed",
     "engine_dead",
+    "server_does_not_answer",
+    "server_asleep",
     "scheduler_deadlock",
     "parsed_per_model_and_engine",
     "parsed_with_caveats",
@@ -104,11 +106,13 @@ def observe(
     facts: HostFacts | None = None,
     client: Client | None = None,
     version: str | None = None,
+    silent: str | None = None,
 ) -> Answer:
     """The answer about one server from whatever was given of it.
 
     pages: of the server, in time order; control: of another server beside it. version: as stated or as /version says.
-    Every part may be absent; without pages and log only the configuration and the host are judged.
+    silent: how it did not answer, where it was asked in vain. Every part may be absent; without pages and log only the
+    configuration and the host are judged.
     """
     of_log = log.version if log is not None else None
     version = version or (configuration.version if configuration else None) or of_log
@@ -120,8 +124,10 @@ def observe(
     found: list[Finding] = []
     if pages is not None:
         found += _of_pages(pages, control, log, configuration, client, version)
+    if silent is not None:
+        found.append(_does_not_answer(silent, log))
     if log is not None:
-        found += log_findings(log)
+        found += _beside_pages(list(log_findings(log)), pages)
     if configuration is not None and configuration.source != "the log's start":
         said = {finding.class_ for finding in found}
         if "healthy_tier_serving" in said:
@@ -152,6 +158,28 @@ def observe(
     )
 
 
+def _does_not_answer(silent: str, log: Log | None) -> Finding:
+    dead = log is not None and log.diagnosis is not None
+    why = "" if log is None or dead else " The end of its log names no failure: it was ended from outside, or is stuck."
+    return Finding(
+        "server_does_not_answer",
+        "warn",
+        f"{silent}{why}",
+        {},
+        "Look whether the process lives (`systemctl status`), and for 'Killed process' in `journalctl -k`.",
+    )
+
+
+def _beside_pages(of_log: list[Finding], pages: Pages | None) -> list[Finding]:
+    """A log's findings without those that pages know better: its periodic lines are single moments of another time."""
+    if pages is None:
+        return of_log
+    # A machine that was taken away is told by a line of its own, which counts nothing that runs.
+    of_queues = ("not_preemption", "deferred_behind_load", "preemption_unknown")
+    queue = [one for one in of_log if one.class_ in of_queues and "running" in one.numbers]
+    return [one for one in of_log if one.class_ not in ("idle", "no_fault_seen") and one not in queue]
+
+
 def _open(found: Sequence[Finding]) -> list[str]:
     """Classes that may leave a question: a queue that nobody stands in leaves none."""
     return [one.class_ for one in found if one.class_ != "not_preemption" or one.severity == "warn"]
@@ -166,7 +194,12 @@ def in_order(found: Sequence[Finding]) -> list[Finding]:
         rank[apart.class_] = rank["preemption_shape_unknown"] - 0.5
     others = [finding for finding in found if finding.class_ not in _AT_THE_END]
     kept = others or list(found)
-    ordered = sorted(kept, key=lambda one: (rank.get(one.class_, len(rank)), one.severity == "info"))
+    if others and all(finding.class_ == "not_preemption" and finding.severity == "info" for finding in others):
+        # An old count names the answer, and that nobody asks anything now is said beside it.
+        kept = list(found)
+    ordered = sorted(
+        kept, key=lambda one: (one.about == EARLIER_LIFE, rank.get(one.class_, len(rank)), one.severity == "info")
+    )
     harmless = [f for f in ordered if f.class_ == "parsed_with_caveats" and f.severity == "info"]
     if harmless and len(ordered) > len(harmless):
         # Oddities that change no value don't name the answer where something else can.
@@ -195,8 +228,10 @@ def _of_pages(
         yield odd
     told = told_by_configuration(configuration, version) if configuration else told_by(log) if log is not None else None
     for window in pages.windows:
-        yield from requests_missing(window, client if window is pages.main else None)
-        yield from _of_window(window, told)
+        counted = list(requests_missing(window, client if window is pages.main else None))
+        yield from counted
+        if not any(finding.severity == "refuse" for finding in counted):
+            yield from _of_window(window, told)
     if control is not None:
         asynchronous = async_scheduling_of(configuration, version)
         yield from against_control(pages.main, control.main, asynchronous)

@@ -9,7 +9,10 @@ GIB = 2**30
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """Sizes of both, where known. `source`: what says how large the tier is. `tokens_inferred`: by bytes a token."""
+    """Sizes of both, where known. `source`: what says how large the tier is. `tokens_inferred`: by bytes a token.
+
+    `tier_tokens_at_most`: where a token's bytes are not known, by the fewest that it can take.
+    """
 
     tier_bytes: float | None = None
     tier_tokens: float | None = None
@@ -17,6 +20,7 @@ class Sizes(msgspec.Struct, frozen=True):
     gpu_tokens: float | None = None
     source: str = ""
     tokens_inferred: bool = False
+    tier_tokens_at_most: float | None = None
 
     @property
     def tier_not_larger(self) -> bool | None:
@@ -25,6 +29,8 @@ class Sizes(msgspec.Struct, frozen=True):
             return self.tier_tokens <= self.gpu_tokens
         if self.tier_bytes is not None and self.gpu_bytes is not None:
             return self.tier_bytes <= self.gpu_bytes
+        if self.tier_tokens_at_most is not None and self.gpu_tokens is not None:
+            return True if self.tier_tokens_at_most <= self.gpu_tokens else None
         return None
 
     def described(self) -> str:
@@ -38,6 +44,11 @@ class Sizes(msgspec.Struct, frozen=True):
             )
         if self.tier_bytes is not None and self.gpu_bytes is not None:
             return f"the tier has {self.tier_bytes:,.0f} B, the GPU's KV cache {self.gpu_bytes:,.0f} B"
+        if self.tier_tokens_at_most is not None and self.gpu_tokens is not None:
+            return (
+                f"the tier of {self.tier_bytes:,.0f} B holds at most {self.tier_tokens_at_most:,.0f} tokens by what "
+                f"was stored for each, the GPU's KV cache {self.gpu_tokens:,.0f} tokens"
+            )
         return ""
 
 
@@ -82,7 +93,22 @@ def sizes_of(reading: Reading, told: Told | None = None, bytes_per_token: float 
         tier_tokens, inferred = tier_bytes // each, True
     if gpu_tokens is None and gpu_bytes is not None and each:
         gpu_tokens = gpu_bytes // each
-    return Sizes(tier_bytes, tier_tokens, gpu_bytes, gpu_tokens, source, inferred)
+    least = _least_bytes_per_token(reading)
+    at_most = tier_bytes // least if tier_tokens is None and tier_bytes and least else None
+    return Sizes(tier_bytes, tier_tokens, gpu_bytes, gpu_tokens, source, inferred or at_most is not None, at_most)
+
+
+def _least_bytes_per_token(reading: Reading) -> float | None:
+    """Bytes that a token takes at least: a request stores each of its tokens once, or not at all.
+
+    A preempted request may store again, so with preemptions there is no such bound.
+    """
+    stored, preemptions = reading.values.get("store_bytes"), reading.values.get("preemptions")
+    tokens = [reading.values.get(role) for role in ("prompt_tokens", "generation_tokens")]
+    if not stored or preemptions != 0 or None in tokens:
+        return None
+    total = sum(value for value in tokens if value is not None)
+    return stored / total if total else None
 
 
 def _of_pinned_cache(gpu_bytes: float | None, gpu_tokens: float | None) -> float | None:

@@ -91,8 +91,16 @@ def answer_of(options: argparse.Namespace) -> Answer:
     """The answer to a command line. Raises UnusableInput."""
     _refuse_nothing(options)
     facts = read_host_facts(options.host) if options.host else None
+    silent: NoAnswer | None = None
+    seen = None
+    try:
+        seen = _seen(options) if options.url else None
+    except NoAnswer as error:
+        if not (options.log or options.host):
+            raise
+        silent = error
+    # After the window, so that it holds what was logged meanwhile.
     log = _log(options.log, options.vllm) if options.log else None
-    seen = _seen(options) if options.url else None
     stated = options.vllm or (seen.version if seen else None) or (facts.vllm_version if facts else None)
     if stated is not None:
         release(stated)
@@ -105,7 +113,7 @@ def answer_of(options: argparse.Namespace) -> Answer:
         pages = _pages(options, seen, known, facts, log)
     control = _read(options.control, known, options.interval) if options.control else None
     client = read_client(options.client) if options.client else None
-    return observe(pages, control, log, configuration, facts, client, known)
+    return observe(pages, control, log, configuration, facts, client, known, str(silent) if silent else None)
 
 
 def _seen(options: argparse.Namespace) -> Seen:
@@ -115,6 +123,8 @@ def _seen(options: argparse.Namespace) -> Seen:
 
 
 def _refuse_nothing(options: argparse.Namespace) -> None:
+    if options.log and options.url and not options.log.exists():
+        raise UnusableInput(f"{options.log} can't be read (No such file or directory); give an existing file.")
     if options.metrics and options.url:
         raise UnusableInput("--metrics and --url are both given; give files or a server that runs.")
     if options.control and not (options.metrics or options.url):

@@ -9,6 +9,7 @@ from kvtrial.analysis.observe.words import listed, seconds, span, whole
 from kvtrial.record.statuslines import StatusLine, interval_seconds
 
 STUCK_LEAST_LINES = 3
+DEFERRED_LEAST = 2
 
 
 def longest_stuck(lines: list[StatusLine]) -> list[StatusLine]:
@@ -35,11 +36,14 @@ def by_lines(status: dict[str, list[StatusLine]]) -> Iterator[Finding]:
         usage = [line.kv_usage_percent for line in lines if line.kv_usage_percent is not None]
         waiting = [line.waiting or 0.0 for line in lines]
         running = [line.running or 0.0 for line in lines]
+        # A request that waits for a load of its own is deferred, too: one alone is how a tier works.
+        queued = [line.waiting or 0.0 for line in lines if (line.waiting or 0.0) != (line.deferred or 0.0)]
+        deferred = max((line.deferred or 0.0) for line in lines)
         if sum(preempted):
             yield _preempting(lines, preempted, usage, running, waiting, about)
-        elif max(waiting) > 0:
+        elif any(queued) or deferred >= DEFERRED_LEAST:
             yield _queueing(lines, usage, running, waiting, about)
-        elif max(running) == 0 or not any(line.generation_tokens_per_second for line in lines[1:] or lines):
+        elif max(waiting) == 0 and not any(line.generation_tokens_per_second for line in lines[1:] or lines):
             yield Finding(
                 "idle",
                 "info",
@@ -54,10 +58,9 @@ def by_lines(status: dict[str, list[StatusLine]]) -> Iterator[Finding]:
             yield Finding(
                 "no_fault_seen",
                 "info",
-                f"Nothing wrong is seen in {len(lines)} periodic lines: Running {span(running)}, Waiting 0"
-                + (f", KV usage {span(usage, '.1f')} %" if usage else "")
-                + ".",
-                {"lines": len(lines), "running": span(running), "waiting": 0},
+                f"Nothing wrong is seen in {len(lines)} periodic lines: Running {span(running)}, "
+                f"Waiting {span(waiting)}" + (f", KV usage {span(usage, '.1f')} %" if usage else "") + ".",
+                {"lines": len(lines), "running": span(running), "waiting": max(waiting)},
                 "Nothing.",
                 about=about,
             )
@@ -111,7 +114,7 @@ def _queueing(
 ) -> Finding:
     deferred = max((line.deferred or 0.0) for line in lines)
     top = f", KV usage up to {max(usage):g} %" if usage else ""
-    if deferred and deferred >= max(waiting) / 2:
+    if deferred >= DEFERRED_LEAST and deferred >= max(waiting) / 2:
         return Finding(
             "deferred_behind_load",
             "warn",
@@ -125,11 +128,24 @@ def _queueing(
             "inferred",
             about,
         )
+    length = seconds(len(lines) * interval_seconds(lines))
+    if usage and max(usage) >= 100 * PRESSURE_SHARE:
+        return Finding(
+            "preemption_unknown",
+            "warn",
+            f"Requests queue beside a full KV cache: Waiting up to {whole(max(waiting))}, Running {span(running)}"
+            f"{top}, over {len(lines)} lines ({length}). Whether any is preempted the log does not tell: it prints no "
+            "'Preemptions:', and vLLM clears that count before it prints it (PR #38452).",
+            {"waiting": max(waiting), "running": span(running), "delta": None},
+            "Look at vllm:num_preemptions_total: two pages of /metrics, or --url.",
+            "unknown",
+            about,
+        )
     return Finding(
         "not_preemption",
         "warn",
-        f"Requests queue and none is preempted: Waiting up to {whole(max(waiting))}, Running {span(running)}{top}, no "
-        f"'Preemptions:' on {len(lines)} lines ({seconds(len(lines) * interval_seconds(lines))}).",
+        "Requests queue while the KV cache has room, so nothing has to be preempted: Waiting up to "
+        f"{whole(max(waiting))}, Running {span(running)}{top}, over {len(lines)} lines ({length}).",
         {"waiting": max(waiting), "running": span(running), "delta": 0},
         "More seats (--max-num-seqs) where KV usage leaves room, else more KV memory or a replica.",
         about=about,

@@ -23,6 +23,8 @@ _MACHINE_PREEMPTION = re.compile(
     r"\bpreempt(ed|ion|ing)?\b[^\n]*\b(spot|instance|node|pod|slurm\w*|kubelet)\b"
 )
 _CPU_ENGINE = re.compile(r"CPU KV cache (?:size|usage)|device_config=cpu\b")
+_SERVES = re.compile(r"Application startup complete|Avg prompt throughput")
+EARLIER_LIFE = "an earlier life of the server"
 _NO_COUNTERS = MemoryCounters(None, None, None)
 
 
@@ -62,7 +64,7 @@ def log_findings(log: Log) -> Iterator[Finding]:
     yield from _stuck(log)
     yield from _not_pinned(log)
     yield from _watched(log)
-    if log.diagnosis is None:
+    if log.diagnosis is None or _serves_again(log, log.diagnosis.line_number) is not None:
         yield from by_lines(log.status)
         yield from _nothing_periodic(log)
 
@@ -124,8 +126,31 @@ def _dead(log: Log) -> Iterator[Finding]:
         said.append(
             "The engine is dead by it (EngineDeadError): every request fails from then on, and the run is invalid."
         )
+    again = _serves_again(log, found.line_number)
+    if again is not None:
+        said.append(f"The server was started again after it and serves since (line {again}).")
+        numbers["served_again_line"] = again
     said.append(f"({_version(log)}, line {found.line_number}: {_short(found.evidence_line)})")
-    yield Finding(found.class_, "warn", " ".join(part for part in said if part), numbers, found.fix)
+    yield Finding(
+        found.class_,
+        "warn",
+        " ".join(part for part in said if part),
+        numbers,
+        found.fix,
+        about=None if again is None else EARLIER_LIFE,
+    )
+
+
+def _serves_again(log: Log, failed_line: int) -> int | None:
+    """The line after a failure on which a new start serves; None where there is none.
+
+    The dying server's own last lines don't count: a start of an engine must lie between.
+    """
+    lines = log.text.splitlines()
+    started = next((n for n in range(failed_line, len(lines)) if "Initializing a V1 LLM engine" in lines[n]), None)
+    if started is None:
+        return None
+    return next((n + 1 for n in range(started, len(lines)) if _SERVES.search(lines[n])), None)
 
 
 def _tier_bytes(log: Log) -> float | None:

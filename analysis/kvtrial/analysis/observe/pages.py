@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -18,6 +19,10 @@ from kvtrial.record.versions import outside_read_range
 _TIMESTAMP = re.compile(
     r"^vllm:[^\n]*[} ](?:[-+]?[0-9.]+(?:e[-+]?[0-9]+)?|NaN|[+-]Inf) [0-9]{9,}(?:\.[0-9]+)?$", re.M | re.I
 )
+_START = "process_start_time_seconds"
+CUT_LEAST = 3
+"""Families that a page must lack at its end to count as cut; one or two a relay may have left out."""
+_UNUSED = "Nothing of it is used, not even the families before the cut; fetch it again, whole."
 _NEVER_NEGATIVE = ("_total", "_count")
 _HARMLESS_SIGNS: dict[str, Callable[[str], bool]] = {
     "sample timestamps": lambda text: bool(_TIMESTAMP.search(text)),
@@ -55,6 +60,8 @@ def read_pages(
 ) -> Pages:
     """Pages as (name, text) in time order. Raises UnusableInput, with the name, for what no vLLM server sends."""
     pages = [_page(name, text) for name, text in texts]
+    for (_, earlier), (name, later) in pairwise(zip([name for name, _ in texts], pages, strict=True)):
+        _refuse_early_end(name, earlier, later)
     versions = versions_of(pages[-1])
     stated = version if version is None or outside_read_range(version) is None else None
     series = [read_models(page, stated) for page in pages]
@@ -165,7 +172,31 @@ def _page(name: str, text: str) -> Page:
             f"{name}: {page.caveats[0].rstrip('.')}. {len(text.encode())} bytes came{unclosed}. Nothing of it is used, "
             "not even the families before the cut."
         )
+    _refuse_unfinished_histogram(name, text, page)
     return page
+
+
+def _refuse_unfinished_histogram(name: str, text: str, page: Page) -> None:
+    """A page that ends among the buckets of a histogram, at the end of a line: sum and count never came."""
+    last = text.rstrip().rsplit("\n", 1)[-1]
+    family = re.match(r"(vllm:\w+)_bucket\{", last)
+    if family and not any(f"{family[1]}_{end}" in page.samples for end in ("sum", "count")):
+        raise UnusableInput(
+            f"{name}: the page ends among the buckets of {family[1]}, whose sum and count never came "
+            f"({len(text.encode())} bytes). {_UNUSED}"
+        )
+
+
+def _refuse_early_end(name: str, earlier: Page, later: Page) -> None:
+    """A later page of the same process without the last families of an earlier one: it was cut at the end of a line."""
+    starts = [[sample.value for sample in page.samples.get(_START, [])] for page in (earlier, later)]
+    order = [family for family in earlier.types if family.startswith("vllm:")]
+    missing = [family for family in order if family not in later.types]
+    if starts[0] and starts[0] == starts[1] and len(missing) >= CUT_LEAST and order[-len(missing) :] == missing:
+        raise UnusableInput(
+            f"{name}: the page lacks the last {plural(len(missing), 'family', 'families')} of the page before, of the "
+            f"same process (from {missing[0]} on), so it was cut at the end of a line. {_UNUSED}"
+        )
 
 
 def _not_finite(pages: Sequence[Page]) -> list[str]:

@@ -7,6 +7,7 @@ from kvtrial.analysis.observe.finding import Confidence, Finding
 from kvtrial.analysis.observe.shapes import LEAST_INTERVALS, Concentration, Shape, concentration_of, shape_of
 from kvtrial.analysis.observe.window import Window, fits_tokens
 from kvtrial.analysis.observe.words import percent, plural, seconds, span, whole
+from kvtrial.record.versions import within
 
 PRESSURE_SHARE = 0.9
 """KV usage from which a page counts as under pressure."""
@@ -196,22 +197,23 @@ def _continuous(window: Window, count: float, per_interval: Sequence[float], num
         f"capacity, not an out-of-memory error.{queued} How many tokens were computed again is in no metric of any "
         "version.",
         numbers,
-        _cap(running, waiting) + " Each moves the wait elsewhere, so measure from send to last token.",
+        _cap(window, running, waiting) + " Each moves the wait elsewhere, so measure from send to last token.",
         about=window.about,
     )
 
 
-def _cap(running: Sequence[float], waiting: Sequence[float]) -> str:
+def _cap(window: Window, running: Sequence[float], waiting: Sequence[float]) -> str:
+    where = "below what runs now"
     if running and waiting and max(waiting) > 0:
         fits = sum(running) / len(running)
         low, high = (round(fits * share) for share in ROOM_TO_KEEP)
-        return (
-            f"Cap the concurrency near what fits, about {low}-{high} (--max-num-seqs, or the client), or give more KV "
-            "memory, or shorten contexts and outputs; --watermark (0.24 and newer) keeps room free for the running."
-        )
+        where = f"near what fits, about {low}-{high}"
+    version = window.version
+    has_watermark = within(version, "0.24", None) if version else window.versions.may_be("0.24", None)
+    room = "; --watermark (0.24 and newer) keeps room free for the running" if has_watermark else ""
     return (
-        "Cap the concurrency below what runs now (--max-num-seqs, or the client), or give more KV memory, or shorten "
-        "contexts and outputs; --watermark (0.24 and newer) keeps room free for the running."
+        f"Cap the concurrency {where} (--max-num-seqs, or the client), or give more KV memory, or shorten contexts and "
+        f"outputs{room}."
     )
 
 

@@ -11,6 +11,7 @@ from kvtrial.analysis.observe.words import percent, plural, seconds, signed_byte
 from kvtrial.record.hazards import Hazard
 
 DEFERRED_LEAST = 2
+DEFERRED_PAGES = 3
 LOOKUP_SHARE_OF_TTFT = 0.25
 LOOKUP_LEAST_SECONDS = 0.05
 QUEUE_SHARE_OF_TTFT = 0.2
@@ -24,6 +25,9 @@ def deadlock(window: Window) -> Iterator[Finding]:
     if window.since_start or len(running) != len(window.readings) or len(waiting) != len(running):
         return
     if max(running) > 0 or min(waiting) < 1 or generated is None or generated > 0:
+        return
+    if window.last.values.get("engine_awake") == 0:
+        yield _asleep(window, waiting)
         return
     capacity, deferred = (window.last.values.get(f"requests_waiting_{reason}") for reason in ("capacity", "deferred"))
     usage = window.last.values.get("kv_cache_usage_share")
@@ -58,6 +62,18 @@ def deadlock(window: Window) -> Iterator[Finding]:
     )
 
 
+def _asleep(window: Window, waiting: list[float]) -> Finding:
+    return Finding(
+        "server_asleep",
+        "warn",
+        f"The server is asleep (Sleep Mode) and {span(waiting)} requests wait for it to wake: nothing runs and no "
+        f"token comes {window.during}, as it was told. That is no deadlock and no shortage.",
+        {"waiting": waiting, "running": window.gauge("requests_running"), "generation_tokens_delta": 0},
+        "POST /wake_up, or keep clients away while it sleeps.",
+        about=window.about,
+    )
+
+
 def _known(known: list[Hazard]) -> str:
     return f" Known for versions this can be: {named(known)}." if known else ""
 
@@ -76,7 +92,8 @@ def deferred_behind_load(window: Window) -> Iterator[Finding]:
         and delay >= LOOKUP_LEAST_SECONDS
         and delay >= LOOKUP_SHARE_OF_TTFT * ttft
     )
-    seen_often = sum(1 for value in deferred if value >= 1) >= 2 or max(deferred) >= DEFERRED_LEAST
+    # A request that waits for a load of its own is deferred, too: one alone, now and then, is how a tier works.
+    seen_often = sum(1 for value in deferred if value >= 1) >= DEFERRED_PAGES or max(deferred) >= DEFERRED_LEAST
     if not exports_connector(window) or not (seen_often or (slow and max(deferred) >= 1)):
         return
     usage, capacity = window.gauge("kv_cache_usage_share"), window.gauge("requests_waiting_capacity")

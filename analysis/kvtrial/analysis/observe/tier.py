@@ -208,6 +208,7 @@ def _mirror(window: Window, flow: Traffic, sizes: Sizes) -> Finding:
         | {
             "tier_bytes": sizes.tier_bytes,
             "tier_tokens": sizes.tier_tokens,
+            "tier_tokens_at_most": sizes.tier_tokens_at_most,
             "gpu_kv_bytes": sizes.gpu_bytes,
             "gpu_kv_tokens": sizes.gpu_tokens,
         },

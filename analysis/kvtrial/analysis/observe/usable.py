@@ -63,11 +63,9 @@ def counter_reset(window: Window) -> Iterator[Finding]:
 def _fallen(before: Reading, after: Reading, roles: list[str]) -> dict[str, tuple[float, float]]:
     ordered = [role for role in _SHOWN_FIRST if role in roles] + [role for role in roles if role not in _SHOWN_FIRST]
     pairs = {role: (before.values.get(role), after.values.get(role)) for role in ordered}
-    return {
-        role: (was, now)
-        for role, (was, now) in pairs.items()
-        if was is not None and now is not None and not role.endswith(("_sum", "_count"))
-    }
+    known = {role: (was, now) for role, (was, now) in pairs.items() if was is not None and now is not None}
+    # Sums and counts of histograms fall with the counters, and say less; they are shown where nothing else fell.
+    return {role: pair for role, pair in known.items() if not role.endswith(("_sum", "_count"))} or known
 
 
 def _overtaken(before: Reading, after: Reading) -> tuple[str, float, float] | None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from kvtrial.analysis.adopt import Decision, FleetHost, Production, Tried, Wish, decide
+from kvtrial.analysis.adopt.decision import Decision, FleetHost, Production, Tried, Wish, decide
 from kvtrial.analysis.campaign import read_campaign
 from kvtrial.host.units import quoted
 from kvtrial.record.errors import UnusableInput
