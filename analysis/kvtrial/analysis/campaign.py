@@ -35,6 +35,7 @@ from kvtrial.analysis.laddering import ladder_lines
 from kvtrial.analysis.plan import PROMPT_ONLY, findings, for_host, make_plan, requested_protocol
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.protocols import is_path
+from kvtrial.analysis.stages import part_of, read_stopped, remember, stop_sentence, stopped_verdict
 from kvtrial.analysis.textfile import to_textfile
 from kvtrial.analysis.traces import TRACES_FOLDER, read_traces, trace_sentence
 from kvtrial.analysis.verdict import LEAST_SHARE_OF_HOSTS
@@ -44,7 +45,7 @@ from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import Plan, canonical_json, files_of_traces, plan_sha256
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import PhaseRecord, RunRecord
-from kvtrial.record.store import sha256_of_file, stated_digest, sync_directory, write_atomically
+from kvtrial.record.store import SUMMARY_ONLY, sha256_of_file, stated_digest, sync_directory, write_atomically
 from kvtrial.record.verdict import Verdict
 from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
 
@@ -73,7 +74,10 @@ class Asked(Struct, frozen=True):
 
 
 class Campaign(Struct, frozen=True):
-    """campaign.json: what was decided, once, and from what. `asked` None: made by a release that did not keep it."""
+    """campaign.json: what was decided, once, and from what. `asked` None: made by a release that did not keep it.
+
+    `campaign_of`: of a campaign put together from parts, the id that the records of each host bear.
+    """
 
     schema_version: str
     campaign: str
@@ -84,6 +88,7 @@ class Campaign(Struct, frozen=True):
     own_hit_share: float | None
     prices: Prices | None = None
     asked: Asked | None = None
+    campaign_of: dict[str, str] = {}
 
 
 class HostState(Struct, frozen=True):
@@ -370,8 +375,8 @@ def _link_latest(results: Path, directory: Path) -> None:
 def collect(directory_name: str, host: str, archive: str | None, state: dict[str, Any] | None = None) -> dict[str, Any]:
     """Take in a host's archive: each run is unpacked, checked against its digest, and put in place whole.
 
-    A run that is here already is left alone. `state`: the host program's last progress. Raises UnusableInput for a
-    record that does not match its digest.
+    A run that is here already is left alone, but for files that stayed on the host so far. `state`: the host program's
+    last progress. Raises UnusableInput for a record that does not match its digest.
     """
     directory = Path(directory_name)
     target = directory / "runs" / host
@@ -382,18 +387,9 @@ def collect(directory_name: str, host: str, archive: str | None, state: dict[str
         shutil.rmtree(incoming, ignore_errors=True)
         incoming.mkdir()
         try:
-            with tarfile.open(archive) as tar:
-                tar.extractall(incoming, filter="data")
-        except tarfile.TarError as error:
-            raise UnusableInput(
-                f"the archive of host {host} can't be read ({error}); run the same command again."
-            ) from None
-        for path in sorted(p for p in incoming.iterdir() if RUN_NAME.fullmatch(p.name)):
-            check_digests(path)
-            if not (target / path.name).exists():
-                path.rename(target / path.name)
-                added.append(path.name)
-        shutil.rmtree(incoming)
+            added = _taken(Path(archive), incoming, target, host)
+        finally:
+            shutil.rmtree(incoming, ignore_errors=True)
         sync_directory(target)
     # Not when it is planned: a campaign that a host then refuses, since another one runs there, has nothing to show.
     _link_latest(directory.parent, directory)
@@ -404,21 +400,84 @@ def collect(directory_name: str, host: str, archive: str | None, state: dict[str
     return {"host": host, "added": added, "runs": sorted(_finished_runs(directory, host))}
 
 
+def _taken(archive: Path, incoming: Path, target: Path, host: str) -> list[str]:
+    """Unpack a host's archive into `incoming`, then each run into its place; the runs that something came of."""
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(incoming, filter="data")
+    except tarfile.TarError as error:
+        raise UnusableInput(
+            f"the archive of host {host} can't be read ({error}); run the same command again."
+        ) from None
+    added = []
+    for path in sorted(p for p in incoming.iterdir() if RUN_NAME.fullmatch(p.name)):
+        check_digests(path)
+        if take_in(path, target / path.name):
+            added.append(path.name)
+    return added
+
+
+@disk_errors_said()
+def find(directory_name: str) -> dict[str, Any]:
+    """A campaign that is here: its id, its folder (a link followed), and its hosts."""
+    directory = Path(directory_name).resolve()
+    campaign = read_campaign(directory)
+    if campaign.campaign_of:
+        raise UnusableInput(f"{directory} was put together from parts; give one of them, whose hosts keep its files.")
+    return {
+        "campaign": campaign.campaign,
+        "directory": str(directory),
+        "hosts": [host.host for host in campaign.plan.hosts],
+    }
+
+
 class _Files(Struct, frozen=True):
     """Of a record only the files that it names."""
 
     files: dict[str, str]
 
 
+def _named_files(run: Path) -> dict[str, str]:
+    """File → sha256, as a run's record names them. Raises OSError, and msgspec.DecodeError."""
+    return msgspec.json.decode((run / "record.json").read_bytes(), type=_Files).files
+
+
+def take_in(incoming: Path, place: Path) -> bool:
+    """Put an unpacked run in its place; whether anything came that was not here.
+
+    Of a run that is here only files are taken that its record names and that stayed on the host so far: what is here is
+    never replaced. Raises UnusableInput where the host sent another record than the one that is here.
+    """
+    if not place.exists():
+        incoming.rename(place)
+        return True
+    if not (place / SUMMARY_ONLY).exists() or (incoming / SUMMARY_ONLY).exists():
+        return False
+    if sha256_of_file(incoming / "record.json") != sha256_of_file(place / "record.json"):
+        raise UnusableInput(f"the host's record of {place.name} is not the one in {place}; find out who changed which.")
+    for name in _named_files(place):
+        if not (place / name).exists():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (incoming / name).rename(place / name)
+    sync_directory(place)
+    (place / SUMMARY_ONLY).unlink()
+    return True
+
+
 def check_digests(run: Path) -> None:
-    """Raise UnusableInput if a run's record or a file that it names was truncated or edited."""
+    """Raise UnusableInput if a run's record or a file that it names was truncated or edited.
+
+    Of a run of which the record came alone, the files that it names may be absent; those that are here must match.
+    """
     try:
         if sha256_of_file(run / "record.json") != stated_digest(run / "record.sha256"):
             raise UnusableInput(
                 f"{run / 'record.json'} does not match its digest: it was truncated or edited; restore it."
             )
-        files = msgspec.json.decode((run / "record.json").read_bytes(), type=_Files).files
-        for name, digest in files.items():
+        alone = (run / SUMMARY_ONLY).exists()
+        for name, digest in _named_files(run).items():
+            if alone and not (run / name).exists():
+                continue
             if sha256_of_file(run / name) != digest:
                 raise UnusableInput(f"{run / name} does not match its digest: it was truncated or edited; restore it.")
     except (OSError, ValueError, msgspec.DecodeError) as error:
@@ -526,7 +585,10 @@ def _refuse_stranger(path: Path, record: RunRecord, campaign: Campaign, digests:
         (f"host {host} is not in the plan", plan is None),
         (f"its run is {record.run}, the folder's {run}", record.run != run),
         (f"run {run} is not in the plan", plan is not None and planned is None),
-        (f"its campaign is {record.campaign}, this one is {campaign.campaign}", record.campaign != campaign.campaign),
+        (
+            f"its campaign is {record.campaign}, this one is {campaign.campaign}",
+            record.campaign != campaign.campaign_of.get(host, campaign.campaign),
+        ),
         (
             f"its plan_sha256 is {record.plan_sha256[:12]}…, that of host {host} here is {digests.get(host, '')[:12]}…",
             record.plan_sha256 != digests.get(host),
@@ -585,7 +647,24 @@ def analyze(directory: Path) -> Verdict:
         campaign_seconds=_campaign_seconds(directory),
         lost_hosts=lost_hosts_of(directory),
     )
+    if (stopped := read_stopped(directory)) is not None:
+        verdict = stopped_verdict(verdict, stopped, campaign.plan, records)
     return msgspec.structs.replace(verdict, caveats=[*_missing_runs(directory, campaign), *verdict.caveats])
+
+
+@disk_errors_said()
+def next_stage(directory_name: str, hosts: Sequence[str]) -> dict[str, Any]:
+    """Whether these hosts may be started, after what the others gave so far. Returns go, reason (empty: go)."""
+    directory = Path(directory_name)
+    campaign = read_campaign(directory)
+    records = {host: some for host, some in read_records(directory).items() if host not in hosts}
+    reason = ""
+    if records:
+        part = part_of(campaign.plan, list(records))
+        verdict = conclude_verdict(campaign.plan.protocol, records, campaign.campaign, part)
+        reason = stop_sentence(verdict, len(campaign.plan.hosts))
+    remember(directory, reason, list(records))
+    return {"go": not reason, "reason": reason}
 
 
 def _campaign_seconds(directory: Path) -> float | None:
@@ -640,7 +719,7 @@ def conclude(
     write_outputs(directory, verdict)
     status = EXIT_STATUS.get(verdict.verdict, 0)
     why, unfinished = cause(verdict), ""
-    if not is_complete(directory, campaign):
+    if read_stopped(directory) is None and not is_complete(directory, campaign):
         unfinished = unfinished_sentence(directory, campaign)
         enough = _finished_share(directory, campaign) >= LEAST_SHARE_OF_HOSTS
         status, why = (status, f"{why.rstrip('.')}; {unfinished}") if enough else (UNUSABLE, unfinished)
