@@ -47,6 +47,7 @@ from kvtrial.record.store import SUMMARY_ONLY, stated_digest
 
 START_WAIT_SECONDS = 20.0
 DEFAULT_RUN_SECONDS = 40.0
+LEAST_FREE_BYTES = 2**20
 _ON_STATE_DIR = ("calibrate", "calibration")
 SUMMARY = ("record.json", "record.sha256")
 """Files of a run that gates, effects and verdict are drawn from."""
@@ -255,6 +256,11 @@ def start(folder: Folder) -> Progress:
             )
         return running
     check_traces(plan, folder.directory)
+    # A program that can't write its progress file could not tell why it ended.
+    if (free := shutil.disk_usage(folder.directory).free) < LEAST_FREE_BYTES:
+        raise UnusableInput(
+            f"the disk is full: {free} bytes are free in {folder.directory}; free some and start again."
+        )
     before = folder.read_progress()
     if plan.supervisor == "systemd":
         start_program(folder.directory, Path(sys.executable).parent / "kvtrial-host", plan)
