@@ -70,6 +70,7 @@ def verdict(results: Path) -> dict[str, Any]:
 
 LEFT = r"""
 for p in /proc/[0-9]*; do
+  [ "$p" != /proc/$$ ] || continue
   c=$(tr '\0' ' ' <$p/cmdline 2>/dev/null) || continue
   case "$c" in *kvtrial-host*|*kvtrial.host*|*'vllm serve'*|*VLLM::*) echo "process $c";; esac
 done
@@ -94,7 +95,7 @@ def nothing_left(plays: Playbooks) -> None:
     """Assert that no engine, unit, lock or temporary file is left, on any host that is up or on the controller."""
     for host in plays.fleet.hosts:
         if host.init() is not None:
-            assert left_on(host) == [], host.name
+            assert left_on(host) == [], (host.name, left_on(host))
     assert left_here(plays.results) == []
 
 

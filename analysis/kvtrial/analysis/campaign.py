@@ -159,6 +159,8 @@ def _prepare(request: Request, plan: Plan, traces: Traces) -> dict[str, Any]:
     results = Path(request.results_dir)
     results.mkdir(parents=True, exist_ok=True)
     unfinished = None if request.new_campaign else _unfinished(results, plan)
+    if unfinished is not None and len(unfinished.plan.hosts) < len(plan.hosts):
+        unfinished = _joined(results, unfinished, request, plan)
     if unfinished is not None and unfinished.plan_sha256 != digest:
         raise UnusableInput(
             f"campaign {unfinished.campaign} is unfinished and its plan differs "
@@ -266,8 +268,7 @@ def _create(results: Path, request: Request, plan: Plan, digest: str) -> Campaig
         campaign=name,
         plan=plan,
         plan_sha256=digest,
-        pins={h.host: {"vllm": h.vllm_version, "model": h.model.name, "model_revision": h.model.revision}
-              for h in plan.hosts},
+        pins=_pins(plan),
         provenance={
             "kvtrial_version": kvtrial.__version__,
             "project": request.project,
@@ -326,9 +327,53 @@ def _unfinished(results: Path, plan: Plan) -> Campaign | None:
             if path == paths[0]:
                 raise UnusableInput(f"{error} To leave it aside: -e kvtrial_new_campaign=true.") from None
             continue
-        if campaign.plan.protocol.name == plan.protocol.name and [h.host for h in campaign.plan.hosts] == hosts:
+        if campaign.plan.protocol.name != plan.protocol.name:
+            continue
+        planned = [h.host for h in campaign.plan.hosts]
+        if planned == hosts:
             return None if is_complete(path.parent, campaign) else campaign
+        if _is_short_of(path.parent, campaign, hosts):
+            return campaign
     return None
+
+
+def _is_short_of(directory: Path, campaign: Campaign, hosts: Sequence[str]) -> bool:
+    """Whether all that `hosts` has beside a campaign's are hosts that it lost, and without them it can't stand."""
+    planned = {host.host for host in campaign.plan.hosts}
+    lost = set(hosts) - planned
+    return (
+        planned < set(hosts)
+        and lost <= set(lost_hosts_of(directory))
+        and (_finished_share(directory, campaign) < LEAST_SHARE_OF_HOSTS or not is_complete(directory, campaign))
+    )
+
+
+def _joined(results: Path, campaign: Campaign, request: Request, plan: Plan) -> Campaign:
+    """The campaign with hosts that it had lost and that are there now; as it was where the plan differs otherwise.
+
+    Each host's part of a plan is its own, so what the others have done stays as it is.
+    """
+    before = part_of(plan, [host.host for host in campaign.plan.hosts])
+    if (before.seed, before.protocol, before.hosts) != (
+        campaign.plan.seed,
+        campaign.plan.protocol,
+        campaign.plan.hosts,
+    ):
+        return campaign
+    joined = msgspec.structs.replace(
+        campaign, plan=plan, plan_sha256=plan_sha256(plan), pins=_pins(plan), asked=_asked(request)
+    )
+    directory = results / campaign.campaign
+    write_atomically(directory / "campaign.json", msgspec.json.format(msgspec.json.encode(joined), indent=1))
+    lost = set(lost_hosts_of(directory)) - {host.host for host in plan.hosts}
+    write_atomically(directory / "lost.json", msgspec.json.encode(sorted(lost)))
+    return joined
+
+
+def _pins(plan: Plan) -> dict[str, dict[str, str]]:
+    return {
+        h.host: {"vllm": h.vllm_version, "model": h.model.name, "model_revision": h.model.revision} for h in plan.hosts
+    }
 
 
 def is_complete(directory: Path, campaign: Campaign) -> bool:

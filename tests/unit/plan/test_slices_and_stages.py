@@ -174,3 +174,28 @@ def test_a_summary_is_a_fraction_of_the_whole(tmp_path):
     with tarfile.open(tmp_path / "s.tar") as tar:
         assert sorted(Path(name).name for name in tar.getnames()) == ["record.json", "record.sha256", SUMMARY_ONLY]
     assert (tmp_path / "s.tar").stat().st_size < 50_000
+
+
+def test_a_host_that_was_lost_when_it_was_planned_joins_when_it_is_back(tmp_path):
+    two = run_by(tmp_path, "r", ["h1", "h2"], lost=["h3"])
+    before = {path: path.read_bytes() for path in two.glob("runs/*/*/record.json")}
+    every = {h: request()["hosts"]["h1"] for h in ("h1", "h2", "h3")}
+    again = campaign.prepare({**request(hosts=every), "results_dir": str(two.parent)})
+    assert (again["campaign"], again["resumed"]) == (two.name, True)
+    for record in as_planned(two, honest_records(host="h3"), "h3"):
+        write_run(two / "runs" / "h3" / record.run, record)
+    campaign.collect(str(two), "h3", None, {"state": "finished"})
+    assert campaign.conclude(str(two), lost_hosts=[])["verdict"] == "BETTER"
+    assert {path: path.read_bytes() for path in before} == before
+    # Complete now: the same command begins anew.
+    assert campaign.prepare({**request(hosts=every), "results_dir": str(two.parent)})["campaign"] != two.name
+
+
+def test_a_host_joins_no_campaign_of_another_plan_nor_one_that_stands_without_it(tmp_path):
+    two = run_by(tmp_path, "r", ["h1", "h2"], lost=["h3"])
+    every = {h: request()["hosts"]["h1"] for h in ("h1", "h2", "h3")}
+    with pytest.raises(UnusableInput, match=r"is unfinished and its plan differs \(seed"):
+        campaign.prepare({**request(hosts=every, seed=7), "results_dir": str(two.parent)})
+    four = run_by(tmp_path, "s", ["h1", "h2", "h3", "h4"], lost=["h5"])
+    five = {h: request()["hosts"]["h1"] for h in ("h1", "h2", "h3", "h4", "h5")}
+    assert campaign.prepare({**request(hosts=five), "results_dir": str(four.parent)})["campaign"] != four.name
