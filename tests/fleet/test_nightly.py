@@ -4,6 +4,7 @@ h1 is the controller: a checkout, an environment and an inventory of its own, re
 the stand-in; before the third night it is made slower, as an update would make it.
 """
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -22,7 +23,8 @@ SERVICE, TIMER = "kvtrial-nightly.service", "kvtrial-nightly.timer"
 NIGHTS = "/var/lib/kvtrial-nightly"
 VENV = "/srv/venv"
 SCRIPTS = ("ansible-runner", "ansible-playbook", "ansible")
-STORE = "/srv/results/history"
+HAS_HISTORY = importlib.util.find_spec("kvtrial.analysis.history") is not None
+STORE = "/srv/history" if HAS_HISTORY else ""
 
 
 def furnish_controller(host: Host, fleet_hosts: list[Host], variables: dict[str, object], known_hosts: Path) -> None:
@@ -98,11 +100,16 @@ def set_up(project: Playbooks, calendar: str, **more: object):
     return project.play("playbooks/nightly.yml", "-e", json.dumps(given))
 
 
-def a_night(project: Playbooks, calendar: str = "*:*:0/2", seconds: float = 600.0) -> dict:
+def dated(date: str) -> dict[str, object]:
+    """What tells the store which night it is: all of a test's nights are on one day."""
+    return {"nightly_variables": {"kvtrial_fetch": "summary", "kvtrial_history_arguments": ["--night", date]}}
+
+
+def a_night(project: Playbooks, date: str, calendar: str = "*:*:0/2", seconds: float = 600.0) -> dict:
     """Have the timer begin one night, and wait for its end; result, artifacts and what the journal has of it."""
     host = project.fleet.hosts[0]
     before = nights(host)
-    done = set_up(project, calendar)
+    done = set_up(project, calendar, **dated(date))
     assert done.returncode == 0, done.stdout[-3000:]
     wait_for(lambda: host.sh(f"systemctl show -P ActiveState {SERVICE}") == "activating")
     host.sh(f"systemctl stop {TIMER}")
@@ -142,7 +149,7 @@ def test_the_timer_is_set_and_setting_it_again_changes_nothing(project):
 def test_three_nights_of_which_the_last_is_slower(project, variables):
     """Night 1 by the calendar, night 2 caught up after it was missed, night 3 after an update that made it slower."""
     host, *hosts = project.fleet.hosts
-    first = a_night(project)
+    first = a_night(project, "2027-01-01")
     assert (first["result"], first["rc"]) == ("success", "0"), first["journal"]
     assert first["verdict"]["kvtrial_verdict"] == "INCONCLUSIVE", first["verdict"]
     assert "INCONCLUSIVE" in first["journal"]
@@ -150,7 +157,7 @@ def test_three_nights_of_which_the_last_is_slower(project, variables):
     # The controller was off for two days: systemd finds the stamp of its last night too old.
     host.sh(f"touch -d '3 days ago' /var/lib/systemd/timers/stamp-{TIMER}")
     before = nights(host)
-    assert set_up(project, "*-*-* 01:00:00").returncode == 0
+    assert set_up(project, "*-*-* 01:00:00", **dated("2027-01-02")).returncode == 0
     wait_for(lambda: host.sh(f"systemctl show -P ActiveState {SERVICE}") == "activating")
     # Whoever starts one beside it meets the lock.
     argv = host.sh(f"sed -n 's/^ExecStart=//p' /etc/systemd/system/{SERVICE} | sed 's/%%/%/g'")
@@ -161,12 +168,19 @@ def test_three_nights_of_which_the_last_is_slower(project, variables):
 
     slower = {**variables["kvtrial_engine_env"], "STANDIN_SLOWDOWN": "4"}
     tell(host, {**variables, "kvtrial_engine_env": slower})
-    third = a_night(project)
+    for one in hosts:
+        one.sh("mkdir -p /opt/standin-venv/lib/python3.11/site-packages/update-2.0.dist-info")
+    third = a_night(project, "2027-01-03")
     assert third["result"] == "success", third["journal"]
     names = {night["verdict"]["kvtrial_campaign"] for night in (first, second, third)}
     assert len(names) == 3
     control = [control_ttft(host, night["verdict"]["kvtrial_campaign"]) for night in (first, second, third)]
     assert control[2] > 1.5 * max(control[:2]), control
+    if HAS_HISTORY:
+        said = " / ".join(third["verdict"]["kvtrial_history"])
+        assert "rose" in said and "3 Jan" in said and "vllm_lock" in said, said
+        assert third["verdict"]["kvtrial_history_alarm"]
+        assert not second["verdict"]["kvtrial_history_alarm"], second["verdict"]
     for one in (host, *hosts):
         assert left_on(one) == []
     assert host.sh("pgrep -f ansible || true") == ""
@@ -192,7 +206,7 @@ def test_a_night_in_which_others_use_every_host_is_skipped_with_the_reason(proje
     h3.sh("systemd-run -q --unit=trainer sleep 600")
     controller.write("/srv/fleet/host_vars/h3.yml", "kvtrial_backend: cuda\n")
     try:
-        night = a_night(project)
+        night = a_night(project, "2027-01-04")
     finally:
         h2.sh("systemctl stop foreign")
         h3.sh("systemctl stop trainer; rm /usr/local/bin/nvidia-smi")
@@ -216,7 +230,7 @@ esac
 def test_a_night_that_fails_is_a_failed_unit_with_the_cause_in_the_journal(project, variables):
     controller = project.fleet.hosts[0]
     tell(controller, {**variables, "kvtrial_host_may_be_disturbed": False})
-    night = a_night(project)
+    night = a_night(project, "2027-01-05")
     assert (night["result"], night["rc"]) == ("exit-code", "2"), night["journal"]
     assert controller.sh(f"systemctl is-failed {SERVICE}") == "failed"
     cause = [line for line in night["journal"].splitlines() if line.startswith(("h2: ", "h3: "))][-1]
