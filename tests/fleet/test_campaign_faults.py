@@ -107,7 +107,6 @@ def test_a_host_powered_off_one_rebooted_and_one_cut_for_good(project):
     h1.cut()
     h1.kill()
     h2.sh("systemctl reboot", check=False)
-    wait_for(lambda: (p := progress(h2)) and p.get("runs_done", 0) >= 2)
     status, output = running.finish(600)
     assert status != 0
     said = output.partition("PLAY RECAP")[2]
@@ -120,7 +119,7 @@ def test_a_host_powered_off_one_rebooted_and_one_cut_for_good(project):
     assert {run for host, run in kept if host == "h2"} == {run for _, run in kept} and len(kept) >= 4
     found = verdict(project.results)
     assert found["verdict"] == "INCONCLUSIVE"
-    assert found["reason"].startswith("1 of 3 planned hosts") or "of 3 planned hosts are valid" in found["reason"]
+    assert "of 3 planned hosts are valid" in found["reason"], found["reason"]
     h1.boot()
     h1.heal()
     h3.heal()
