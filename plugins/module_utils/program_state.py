@@ -61,7 +61,8 @@ def describe(progress, proc="/proc"):
     """What a controller has to know of a progress file: {state, alive, over, died, progress}.
 
     `state` is the file's, or "absent". `died`: the program says it runs, but its process is gone (or is another one,
-    or a zombie, or the host was started anew). So is one that a shutdown of the host has stopped. A program that hasn't written its pid yet is taken to be alive.
+    or a zombie, or the host was started anew), or a shutdown of the host stopped it. A program that hasn't written its
+    pid yet is taken to be alive.
     """
     state = progress.get("state", "absent")
     pid, ticks = progress.get("pid"), progress.get("pid_start_ticks")
