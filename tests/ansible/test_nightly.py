@@ -1,8 +1,11 @@
 """What schedules a campaign elsewhere: the execution environment, and the files for AWX."""
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
+import jinja2
 import pytest
 import yaml
 
@@ -87,3 +90,24 @@ def test_the_job_templates_play_what_is_there_with_variables_that_are_known():
         if template:
             assert (ROOT / template["playbook"]).is_file()
             assert all(name in pins or name in night for name in template["extra_vars"])
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
+def test_systemd_takes_the_service_and_the_timer(tmp_path):
+    """Rendered with the role's defaults; what starts there is a stand-in."""
+    given = yaml.safe_load((ROOT / "roles" / "nightly" / "defaults" / "main.yml").read_text())
+    folder = {"nightly_project": str(tmp_path), "nightly_venv": str(tmp_path), "nightly_directory": str(tmp_path)}
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ansible-runner").write_text("#!/bin/sh\n")
+    rendering = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, autoescape=False)
+    rendering.filters["comment"] = lambda text: f"# {text}"
+    paths = []
+    for kind in ("service", "timer"):
+        template = (ROOT / "roles" / "nightly" / "templates" / f"kvtrial-nightly.{kind}.j2").read_text()
+        paths.append(tmp_path / f"kvtrial-nightly.{kind}")
+        paths[-1].write_text(rendering.from_string(template).render({**given, **folder, "ansible_managed": "test"}))
+    done = subprocess.run(["systemd-analyze", "verify", *paths], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    text = paths[0].read_text()
+    assert "flock --nonblock --close --conflict-exit-code 75" in text and "SuccessExitStatus=75" in text
+    assert "Persistent=true" in paths[1].read_text()
