@@ -328,22 +328,24 @@ def pack(folder: Folder, output: Path, parts: str = "full") -> dict[str, str]:
     the record and its digest, compressed; what it names besides stays here.
     """
     finished = folder.finished_runs()
-    digests = {}
     temporary = output.with_name(f".{output.name}.tmp")
-    with tarfile.open(temporary, "w:gz" if parts == "summary" else "w") as archive:
-        for run in sorted(finished):
-            digests[run] = stated_digest(folder.runs / run / "record.sha256")
-            if parts == "summary":
-                for name in SUMMARY:
-                    archive.add(folder.runs / run / name, arcname=f"{run}/{name}")
-                archive.addfile(tarfile.TarInfo(f"{run}/{SUMMARY_ONLY}"))
-            else:
-                archive.add(folder.runs / run, arcname=run)
-        for name in ("progress.json", "program.log"):
-            if (folder.directory / name).exists():
-                archive.add(folder.directory / name, arcname=name)
-    temporary.replace(output)
-    return digests
+    try:
+        with tarfile.open(temporary, "w:gz" if parts == "summary" else "w") as archive:
+            for run in sorted(finished):
+                if parts == "summary":
+                    for name in SUMMARY:
+                        archive.add(folder.runs / run / name, arcname=f"{run}/{name}")
+                    archive.addfile(tarfile.TarInfo(f"{run}/{SUMMARY_ONLY}"))
+                else:
+                    archive.add(folder.runs / run, arcname=run)
+            for name in ("progress.json", "program.log"):
+                if (folder.directory / name).exists():
+                    archive.add(folder.directory / name, arcname=name)
+        temporary.replace(output)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return {run: stated_digest(folder.runs / run / "record.sha256") for run in sorted(finished)}
 
 
 def calibrate_here(state_dir: Path, again: bool) -> dict[str, object]:
