@@ -90,9 +90,15 @@ def touch_heartbeat(directory):
     """Tell the host program that a controller is there: the time on this host's monotonic clock, seconds."""
     path = os.path.join(directory, "heartbeat")
     temporary = path + ".tmp"
-    with open(temporary, "w") as file:
-        file.write("%.3f\n" % time.monotonic())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w") as file:
+            file.write("%.3f\n" % time.monotonic())
+        os.replace(temporary, path)
+    except OSError:
+        # A full disk: nothing is to be left there.
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def own_processes(directory, proc="/proc"):
