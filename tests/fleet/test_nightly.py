@@ -180,7 +180,7 @@ def test_three_nights_of_which_the_last_is_slower(project, variables):
         said = " / ".join(third["verdict"]["kvtrial_history"])
         assert "rose" in said and "3 Jan" in said and "vllm_lock" in said, said
         assert third["verdict"]["kvtrial_history_alarm"]
-        # Peak RAM is the whole host's, and this machine is not the hosts' alone; times of the night before did not change.
+        # Peak RAM is the whole host's, and this machine is not the hosts' alone: of night 2 only times are asked.
         assert not [line for line in second["verdict"]["kvtrial_history"] if "TTFT" in line and "ALARM" in line]
     for one in (host, *hosts):
         assert left_on(one) == []
