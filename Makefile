@@ -64,10 +64,11 @@ lock: test-setup
 	@PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python requirements/lock_engine.py $(VLLM) $(if $(WHEEL),--wheel $(WHEEL)) \
 		$(if $(AS_OF),--as-of $(AS_OF)) $(if $(OUTPUT),--output $(OUTPUT))
 
-# What a provision that changes nothing costs the controller, over HOSTS real hosts on this machine; needs root.
-HOSTS ?= 10
+# What provisions and campaigns cost the controller, over real hosts on this machine; needs root, and half an hour. One part
+# alone: make bench-fleet PART="campaign 10"; see tests/bench/fleet.py.
+PART ?= all
 bench-fleet: test-setup
-	@$(BIN)/python tests/bench/fleet.py $(HOSTS)
+	@PYTHONPATH=analysis:tests $(BIN)/python tests/bench/fleet.py $(PART)
 
 # What campaigns found stays in results/; what they installed, in .kvtrial/, goes by playbooks/teardown.yml -e kvtrial_purge=true.
 clean:

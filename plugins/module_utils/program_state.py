@@ -32,6 +32,8 @@ FIELDS = (
     "message",
 )
 OVER = ("finished", "stopped", "failed")
+SHUT_DOWN = "by SIGTERM"
+"""In the reason of a program that systemd stopped."""
 TEXT_CHARACTERS = 1000
 PROGRESS_BYTES = 1 << 16
 PLAN_BYTES = 1 << 24
@@ -59,16 +61,17 @@ def describe(progress, proc="/proc"):
     """What a controller has to know of a progress file: {state, alive, over, died, progress}.
 
     `state` is the file's, or "absent". `died`: the program says it runs, but its process is gone (or is another one,
-    or a zombie, or the host was started anew). A program that hasn't written its pid yet is taken to be alive.
+    or a zombie, or the host was started anew), or a shutdown of the host stopped it. A program that hasn't written its
+    pid yet is taken to be alive.
     """
     state = progress.get("state", "absent")
     pid, ticks = progress.get("pid"), progress.get("pid_start_ticks")
     known = isinstance(pid, int) and isinstance(ticks, int)
     alive = processes.is_alive(pid, ticks, proc) if known else state == "starting"
     boot_id = processes.read_text(os.path.join(proc, "sys", "kernel", "random", "boot_id"), 64).strip()
-    if boot_id and progress.get("boot_id", boot_id) != boot_id:
-        alive = False
-    over = state in OVER
+    rebooted = bool(boot_id) and progress.get("boot_id", boot_id) != boot_id
+    alive = alive and not rebooted
+    over = state in OVER and not (rebooted and state == "stopped" and SHUT_DOWN in str(progress.get("reason")))
     return {"state": state, "alive": alive, "over": over, "died": not over and not alive, "progress": progress}
 
 
@@ -87,9 +90,15 @@ def touch_heartbeat(directory):
     """Tell the host program that a controller is there: the time on this host's monotonic clock, seconds."""
     path = os.path.join(directory, "heartbeat")
     temporary = path + ".tmp"
-    with open(temporary, "w") as file:
-        file.write("%.3f\n" % time.monotonic())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w") as file:
+            file.write("%.3f\n" % time.monotonic())
+        os.replace(temporary, path)
+    except OSError:
+        # A full disk: nothing is to be left there.
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def own_processes(directory, proc="/proc"):

@@ -17,10 +17,12 @@ options:
       - V(validate) checks the request as far as no host has to be asked.
       - V(prepare) plans the campaign, or finds the unfinished one with the same plan, and writes each host's part.
       - V(collect) takes in one host's archive of runs.
+      - V(stage) says whether O(hosts) may be started, after what the other hosts gave so far.
+      - V(find) finds a campaign in O(directory), for whoever fetches more of it.
       - V(conclude) decides gates, effects and the verdict, and writes the report.
     type: str
     required: true
-    choices: [validate, prepare, collect, conclude]
+    choices: [validate, prepare, collect, stage, find, conclude]
   inputs:
     description: The request and the hosts; required with O(action=validate) and O(action=prepare).
     type: dict
@@ -33,11 +35,15 @@ options:
         as the time that installation took.
     type: float
   directory:
-    description: The campaign's directory; required with O(action=collect) and O(action=conclude).
+    description: The campaign's directory; required but with V(validate) and V(prepare).
     type: path
   host:
     description: The host that an archive comes from; required with O(action=collect).
     type: str
+  hosts:
+    description: Hosts that are to be started next; required with O(action=stage).
+    type: list
+    elements: str
   archive:
     description: The archive of one host's runs; required with O(action=collect).
     type: path
@@ -81,7 +87,7 @@ monotonic_seconds:
   type: float
 campaign:
   description: Id of the campaign.
-  returned: with O(action=prepare)
+  returned: with O(action=prepare) and O(action=find)
   type: str
 directory:
   description: The campaign's directory on the controller.
@@ -114,6 +120,14 @@ announcement:
   returned: with O(action=prepare)
   type: list
   elements: str
+go:
+  description: Whether the hosts may be started.
+  returned: with O(action=stage)
+  type: bool
+reason:
+  description: Why they may not, in one sentence.
+  returned: with O(action=stage)
+  type: str
 exit_status:
   description: 0 for a verdict, 3 for INCONCLUSIVE, 4 for INVALID, 2 for unusable input.
   returned: with O(action=conclude)
@@ -144,6 +158,8 @@ import traceback
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kvtrial.vllm.plugins.module_utils import request
+
+ACTIONS = ("validate", "prepare", "collect", "stage", "find", "conclude")
 
 
 def load(module):
@@ -181,6 +197,10 @@ def perform(campaign, parameters, check_mode):
         state = request.standing(parameters["state"]) if parameters["state"] is not None else None
         taken = campaign.collect(parameters["directory"], parameters["host"], parameters["archive"], state)
         return dict(taken, changed=bool(taken.get("added", True)))
+    if action == "stage":
+        return dict(campaign.next_stage(parameters["directory"], parameters["hosts"]), changed=False)
+    if action == "find":
+        return dict(campaign.find(parameters["directory"]), changed=False)
     since = parameters["since_monotonic_seconds"]
     passed = None if since is None else time.monotonic() - since
     lost = {"lost_hosts": sorted(parameters["lost_hosts"])} if parameters["lost_hosts"] else {}
@@ -190,13 +210,14 @@ def perform(campaign, parameters, check_mode):
 def main():
     module = AnsibleModule(
         argument_spec={
-            "action": {"type": "str", "required": True, "choices": ["validate", "prepare", "collect", "conclude"]},
+            "action": {"type": "str", "required": True, "choices": list(ACTIONS)},
             "inputs": {"type": "dict"},
             "project_dir": {"type": "path"},
             "directory": {"type": "path"},
             "host": {"type": "str"},
             "archive": {"type": "path"},
             "state": {"type": "dict"},
+            "hosts": {"type": "list", "elements": "str"},
             "lost_hosts": {"type": "list", "elements": "str"},
             "since_monotonic_seconds": {"type": "float"},
         },
@@ -204,6 +225,8 @@ def main():
             ("action", "validate", ["inputs"]),
             ("action", "prepare", ["inputs"]),
             ("action", "collect", ["directory", "host", "archive"]),
+            ("action", "stage", ["directory", "hosts"]),
+            ("action", "find", ["directory"]),
             ("action", "conclude", ["directory"]),
         ],
         supports_check_mode=True,

@@ -31,6 +31,12 @@ options:
   archive:
     description: Where the archive is written; required with O(state=packed).
     type: path
+  parts:
+    description:
+      - With O(state=packed) V(full) packs every file of a run, V(summary) the record and its digest alone, compressed.
+    type: str
+    choices: [summary, full]
+    default: full
 attributes:
   check_mode:
     description: In check mode it says whether the program would be started or stopped.
@@ -119,6 +125,7 @@ def main():
             "directory": {"type": "path", "required": True},
             "state": {"type": "str", "choices": sorted(COMMANDS), "default": "started"},
             "archive": {"type": "path"},
+            "parts": {"type": "str", "choices": ["summary", "full"], "default": "full"},
         },
         required_if=[("state", "packed", ["archive", "executable"]), ("state", "started", ["executable"])],
         supports_check_mode=True,
@@ -131,7 +138,7 @@ def main():
         stop(module, directory)
     command = [module.params["executable"], COMMANDS[state], "--directory", directory]
     if state == "packed":
-        command += ["--output", module.params["archive"]]
+        command += ["--output", module.params["archive"], "--parts", module.params["parts"]]
     status, output, errors = module.run_command(command, handle_exceptions=False)
     if status != 0:
         module.fail_json(msg=cause_of(status, output, errors), rc=status, command=command)

@@ -33,6 +33,12 @@ def test_a_program_from_before_a_reboot_died(proc, tmp_path):
     (folder / "boot_id").write_text("now\n")
     assert program_state.describe({**RUNNING, "boot_id": "now"}, proc.root)["alive"]
     assert program_state.describe({**RUNNING, "boot_id": "before"}, proc.root)["died"]
+    # A reboot in good order stops it first. Who stopped it on a host that goes on meant it, and so did the program.
+    stopped = {**RUNNING, "state": "stopped", "reason": "stopped by SIGTERM"}
+    assert program_state.describe({**stopped, "boot_id": "before"}, proc.root)["died"]
+    assert program_state.describe({**stopped, "boot_id": "now"}, proc.root)["over"]
+    late = {**stopped, "boot_id": "before", "reason": "the deadline of 25 s passed before p02-1-control"}
+    assert program_state.describe(late, proc.root)["over"]
 
 
 @pytest.mark.parametrize("state", ["finished", "stopped", "failed"])

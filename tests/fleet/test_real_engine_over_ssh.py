@@ -113,3 +113,48 @@ def test_the_record_is_the_local_one(project):
             facts = [[(r["key"], r["prompt_sha256"], r["output_tokens"], r["cached_tokens"]) for r in phase["requests"]]
                      for phase in (a, b)]  # fmt: skip
             assert facts[0] == facts[1]
+
+
+FAULTS = r"""
+import glob, json, os, signal, time
+wanted = {0: ("return", signal.SIGKILL), 1: ("populate", signal.SIGSTOP)}
+while wanted:
+    time.sleep(0.005)
+    try:
+        now = json.load(open(max(glob.glob("/var/lib/kvtrial/campaigns/*/progress.json"), key=os.path.getmtime)))
+    except (OSError, ValueError):
+        continue
+    phase, number = wanted.get(now["runs_done"], ("", 0))
+    if not phase or now["state"] != "running" or now["phase"] != phase:
+        continue
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            if b"VLLM::EngineCore" in open(path, "rb").read():
+                os.kill(int(path.split("/")[2]), number)
+                wanted.pop(now["runs_done"], None)
+        except OSError:
+            pass
+"""
+
+
+def test_the_real_engine_killed_in_a_phase_and_one_that_hangs_are_results_of_their_arms(project):
+    """EngineCore is killed in the first run and stopped in the second; what follows is sound, and nothing is left."""
+    host = project.fleet.hosts[0]
+    host.write("/root/faults.py", FAULTS)
+    host.sh("systemd-run -q --unit=faults python3 /root/faults.py")
+    limits = {"kvtrial_limits": {"idle_timeout_seconds": 20, "stop_timeout_seconds": 10, "deadlock_seconds": 5}}
+    try:
+        done = project.play("experiment.yml", "-e", "kvtrial_pairs=2", "-e", json.dumps(limits),
+                            "-e", "kvtrial_new_campaign=true", seconds=2000)  # fmt: skip
+    finally:
+        host.sh("systemctl stop faults", check=False)
+    found = sorted(records(project).values(), key=lambda record: record["times"]["started_monotonic_seconds"])
+    assert [record["outcome"] for record in found] == ["engine_fault", "engine_fault", "completed", "completed"], (
+        done.stdout[-4000:]
+    )
+    assert found[0]["fault"]["phase"] == "return"
+    assert found[0]["fault"]["fault"] in ("engine_died", "engine_dead")
+    assert found[1]["fault"]["phase"] == "populate"
+    assert found[1]["fault"]["fault"] in ("deadlock", "requests_failed", "requests_timed_out")
+    assert host.sh("pgrep -u kvtrial || true") == ""
+    assert host.sh("ls /dev/shm") == ""

@@ -35,6 +35,7 @@ from kvtrial.analysis.laddering import ladder_lines
 from kvtrial.analysis.plan import PROMPT_ONLY, findings, for_host, make_plan, requested_protocol
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.protocols import is_path
+from kvtrial.analysis.stages import part_of, read_stopped, remember, stop_sentence, stopped_verdict
 from kvtrial.analysis.textfile import to_textfile
 from kvtrial.analysis.traces import TRACES_FOLDER, read_traces, trace_sentence
 from kvtrial.analysis.verdict import LEAST_SHARE_OF_HOSTS
@@ -44,7 +45,7 @@ from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import Plan, canonical_json, files_of_traces, plan_sha256
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import PhaseRecord, RunRecord
-from kvtrial.record.store import sha256_of_file, stated_digest, sync_directory, write_atomically
+from kvtrial.record.store import SUMMARY_ONLY, sha256_of_file, stated_digest, sync_directory, write_atomically
 from kvtrial.record.verdict import Verdict
 from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
 
@@ -73,7 +74,10 @@ class Asked(Struct, frozen=True):
 
 
 class Campaign(Struct, frozen=True):
-    """campaign.json: what was decided, once, and from what. `asked` None: made by a release that did not keep it."""
+    """campaign.json: what was decided, once, and from what. `asked` None: made by a release that did not keep it.
+
+    `campaign_of`: of a campaign put together from parts, the id that the records of each host bear.
+    """
 
     schema_version: str
     campaign: str
@@ -84,6 +88,7 @@ class Campaign(Struct, frozen=True):
     own_hit_share: float | None
     prices: Prices | None = None
     asked: Asked | None = None
+    campaign_of: dict[str, str] = {}
 
 
 class HostState(Struct, frozen=True):
@@ -154,6 +159,8 @@ def _prepare(request: Request, plan: Plan, traces: Traces) -> dict[str, Any]:
     results = Path(request.results_dir)
     results.mkdir(parents=True, exist_ok=True)
     unfinished = None if request.new_campaign else _unfinished(results, plan)
+    if unfinished is not None and len(unfinished.plan.hosts) < len(plan.hosts):
+        unfinished = _joined(results, unfinished, request, plan)
     if unfinished is not None and unfinished.plan_sha256 != digest:
         raise UnusableInput(
             f"campaign {unfinished.campaign} is unfinished and its plan differs "
@@ -261,8 +268,7 @@ def _create(results: Path, request: Request, plan: Plan, digest: str) -> Campaig
         campaign=name,
         plan=plan,
         plan_sha256=digest,
-        pins={h.host: {"vllm": h.vllm_version, "model": h.model.name, "model_revision": h.model.revision}
-              for h in plan.hosts},
+        pins=_pins(plan),
         provenance={
             "kvtrial_version": kvtrial.__version__,
             "project": request.project,
@@ -321,9 +327,53 @@ def _unfinished(results: Path, plan: Plan) -> Campaign | None:
             if path == paths[0]:
                 raise UnusableInput(f"{error} To leave it aside: -e kvtrial_new_campaign=true.") from None
             continue
-        if campaign.plan.protocol.name == plan.protocol.name and [h.host for h in campaign.plan.hosts] == hosts:
+        if campaign.plan.protocol.name != plan.protocol.name:
+            continue
+        planned = [h.host for h in campaign.plan.hosts]
+        if planned == hosts:
             return None if is_complete(path.parent, campaign) else campaign
+        if _is_short_of(path.parent, campaign, hosts):
+            return campaign
     return None
+
+
+def _is_short_of(directory: Path, campaign: Campaign, hosts: Sequence[str]) -> bool:
+    """Whether all that `hosts` has beside a campaign's are hosts that it lost, and without them it can't stand."""
+    planned = {host.host for host in campaign.plan.hosts}
+    lost = set(hosts) - planned
+    return (
+        planned < set(hosts)
+        and lost <= set(lost_hosts_of(directory))
+        and (_finished_share(directory, campaign) < LEAST_SHARE_OF_HOSTS or not is_complete(directory, campaign))
+    )
+
+
+def _joined(results: Path, campaign: Campaign, request: Request, plan: Plan) -> Campaign:
+    """The campaign with hosts that it had lost and that are there now; as it was where the plan differs otherwise.
+
+    Each host's part of a plan is its own, so what the others have done stays as it is.
+    """
+    before = part_of(plan, [host.host for host in campaign.plan.hosts])
+    if (before.seed, before.protocol, before.hosts) != (
+        campaign.plan.seed,
+        campaign.plan.protocol,
+        campaign.plan.hosts,
+    ):
+        return campaign
+    joined = msgspec.structs.replace(
+        campaign, plan=plan, plan_sha256=plan_sha256(plan), pins=_pins(plan), asked=_asked(request)
+    )
+    directory = results / campaign.campaign
+    write_atomically(directory / "campaign.json", msgspec.json.format(msgspec.json.encode(joined), indent=1))
+    lost = set(lost_hosts_of(directory)) - {host.host for host in plan.hosts}
+    write_atomically(directory / "lost.json", msgspec.json.encode(sorted(lost)))
+    return joined
+
+
+def _pins(plan: Plan) -> dict[str, dict[str, str]]:
+    return {
+        h.host: {"vllm": h.vllm_version, "model": h.model.name, "model_revision": h.model.revision} for h in plan.hosts
+    }
 
 
 def is_complete(directory: Path, campaign: Campaign) -> bool:
@@ -370,8 +420,8 @@ def _link_latest(results: Path, directory: Path) -> None:
 def collect(directory_name: str, host: str, archive: str | None, state: dict[str, Any] | None = None) -> dict[str, Any]:
     """Take in a host's archive: each run is unpacked, checked against its digest, and put in place whole.
 
-    A run that is here already is left alone. `state`: the host program's last progress. Raises UnusableInput for a
-    record that does not match its digest.
+    A run that is here already is left alone, but for files that stayed on the host so far. `state`: the host program's
+    last progress. Raises UnusableInput for a record that does not match its digest.
     """
     directory = Path(directory_name)
     target = directory / "runs" / host
@@ -382,18 +432,9 @@ def collect(directory_name: str, host: str, archive: str | None, state: dict[str
         shutil.rmtree(incoming, ignore_errors=True)
         incoming.mkdir()
         try:
-            with tarfile.open(archive) as tar:
-                tar.extractall(incoming, filter="data")
-        except tarfile.TarError as error:
-            raise UnusableInput(
-                f"the archive of host {host} can't be read ({error}); run the same command again."
-            ) from None
-        for path in sorted(p for p in incoming.iterdir() if RUN_NAME.fullmatch(p.name)):
-            check_digests(path)
-            if not (target / path.name).exists():
-                path.rename(target / path.name)
-                added.append(path.name)
-        shutil.rmtree(incoming)
+            added = _taken(Path(archive), incoming, target, host)
+        finally:
+            shutil.rmtree(incoming, ignore_errors=True)
         sync_directory(target)
     # Not when it is planned: a campaign that a host then refuses, since another one runs there, has nothing to show.
     _link_latest(directory.parent, directory)
@@ -404,21 +445,84 @@ def collect(directory_name: str, host: str, archive: str | None, state: dict[str
     return {"host": host, "added": added, "runs": sorted(_finished_runs(directory, host))}
 
 
+def _taken(archive: Path, incoming: Path, target: Path, host: str) -> list[str]:
+    """Unpack a host's archive into `incoming`, then each run into its place; the runs that something came of."""
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(incoming, filter="data")
+    except tarfile.TarError as error:
+        raise UnusableInput(
+            f"the archive of host {host} can't be read ({error}); run the same command again."
+        ) from None
+    added = []
+    for path in sorted(p for p in incoming.iterdir() if RUN_NAME.fullmatch(p.name)):
+        check_digests(path)
+        if take_in(path, target / path.name):
+            added.append(path.name)
+    return added
+
+
+@disk_errors_said()
+def find(directory_name: str) -> dict[str, Any]:
+    """A campaign that is here: its id, its folder (a link followed), and its hosts."""
+    directory = Path(directory_name).resolve()
+    campaign = read_campaign(directory)
+    if campaign.campaign_of:
+        raise UnusableInput(f"{directory} was put together from parts; give one of them, whose hosts keep its files.")
+    return {
+        "campaign": campaign.campaign,
+        "directory": str(directory),
+        "hosts": [host.host for host in campaign.plan.hosts],
+    }
+
+
 class _Files(Struct, frozen=True):
     """Of a record only the files that it names."""
 
     files: dict[str, str]
 
 
+def _named_files(run: Path) -> dict[str, str]:
+    """File → sha256, as a run's record names them. Raises OSError, and msgspec.DecodeError."""
+    return msgspec.json.decode((run / "record.json").read_bytes(), type=_Files).files
+
+
+def take_in(incoming: Path, place: Path) -> bool:
+    """Put an unpacked run in its place; whether anything came that was not here.
+
+    Of a run that is here only files are taken that its record names and that stayed on the host so far: what is here is
+    never replaced. Raises UnusableInput where the host sent another record than the one that is here.
+    """
+    if not place.exists():
+        incoming.rename(place)
+        return True
+    if not (place / SUMMARY_ONLY).exists() or (incoming / SUMMARY_ONLY).exists():
+        return False
+    if sha256_of_file(incoming / "record.json") != sha256_of_file(place / "record.json"):
+        raise UnusableInput(f"the host's record of {place.name} is not the one in {place}; find out who changed which.")
+    for name in _named_files(place):
+        if not (place / name).exists():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (incoming / name).rename(place / name)
+    sync_directory(place)
+    (place / SUMMARY_ONLY).unlink()
+    return True
+
+
 def check_digests(run: Path) -> None:
-    """Raise UnusableInput if a run's record or a file that it names was truncated or edited."""
+    """Raise UnusableInput if a run's record or a file that it names was truncated or edited.
+
+    Of a run of which the record came alone, the files that it names may be absent; those that are here must match.
+    """
     try:
         if sha256_of_file(run / "record.json") != stated_digest(run / "record.sha256"):
             raise UnusableInput(
                 f"{run / 'record.json'} does not match its digest: it was truncated or edited; restore it."
             )
-        files = msgspec.json.decode((run / "record.json").read_bytes(), type=_Files).files
-        for name, digest in files.items():
+        alone = (run / SUMMARY_ONLY).exists()
+        for name, digest in _named_files(run).items():
+            if alone and not (run / name).exists():
+                continue
             if sha256_of_file(run / name) != digest:
                 raise UnusableInput(f"{run / name} does not match its digest: it was truncated or edited; restore it.")
     except (OSError, ValueError, msgspec.DecodeError) as error:
@@ -526,7 +630,10 @@ def _refuse_stranger(path: Path, record: RunRecord, campaign: Campaign, digests:
         (f"host {host} is not in the plan", plan is None),
         (f"its run is {record.run}, the folder's {run}", record.run != run),
         (f"run {run} is not in the plan", plan is not None and planned is None),
-        (f"its campaign is {record.campaign}, this one is {campaign.campaign}", record.campaign != campaign.campaign),
+        (
+            f"its campaign is {record.campaign}, this one is {campaign.campaign}",
+            record.campaign != campaign.campaign_of.get(host, campaign.campaign),
+        ),
         (
             f"its plan_sha256 is {record.plan_sha256[:12]}…, that of host {host} here is {digests.get(host, '')[:12]}…",
             record.plan_sha256 != digests.get(host),
@@ -585,7 +692,26 @@ def analyze(directory: Path) -> Verdict:
         campaign_seconds=_campaign_seconds(directory),
         lost_hosts=lost_hosts_of(directory),
     )
+    if (stopped := read_stopped(directory)) is not None:
+        verdict = stopped_verdict(verdict, stopped, campaign.plan, records)
     return msgspec.structs.replace(verdict, caveats=[*_missing_runs(directory, campaign), *verdict.caveats])
+
+
+@disk_errors_said()
+def next_stage(directory_name: str, hosts: Sequence[str]) -> dict[str, Any]:
+    """Whether these hosts may be started, after what the others gave so far. Returns go, reason (empty: go)."""
+    directory = Path(directory_name)
+    campaign = read_campaign(directory)
+    reason, records = "", {}
+    # With all hosts in one stage there is nothing to read before it.
+    if any(host.host not in hosts for host in campaign.plan.hosts):
+        records = {host: some for host, some in read_records(directory).items() if host not in hosts}
+    if records:
+        part = part_of(campaign.plan, list(records))
+        verdict = conclude_verdict(campaign.plan.protocol, records, campaign.campaign, part)
+        reason = stop_sentence(verdict, len(campaign.plan.hosts))
+    remember(directory, reason, list(records))
+    return {"go": not reason, "reason": reason}
 
 
 def _campaign_seconds(directory: Path) -> float | None:
@@ -640,7 +766,7 @@ def conclude(
     write_outputs(directory, verdict)
     status = EXIT_STATUS.get(verdict.verdict, 0)
     why, unfinished = cause(verdict), ""
-    if not is_complete(directory, campaign):
+    if read_stopped(directory) is None and not is_complete(directory, campaign):
         unfinished = unfinished_sentence(directory, campaign)
         enough = _finished_share(directory, campaign) >= LEAST_SHARE_OF_HOSTS
         status, why = (status, f"{why.rstrip('.')}; {unfinished}") if enough else (UNUSABLE, unfinished)

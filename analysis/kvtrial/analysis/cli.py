@@ -48,6 +48,14 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
+def merge(options: argparse.Namespace) -> int:
+    """Put campaigns over parts of one inventory together, and reach the verdict over all hosts."""
+    from kvtrial.analysis.slices import merge as put_together
+
+    options.campaign = put_together(options.parts, options.into)
+    return analyze(options)
+
+
 def fit_lengths(options: argparse.Namespace) -> int:
     """From which prefix length on an arm pays, of campaigns with several lengths; writes a figure where asked."""
     from kvtrial.analysis.lengths import describe, fit_campaign
@@ -155,6 +163,10 @@ def _parser() -> argparse.ArgumentParser:
     analyzed.add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
     analyzed.add_argument("--json", action="store_true")
     command("report", report).add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
+    merged = command("merge", merge)
+    merged.add_argument("parts", type=Path, nargs="+", help="campaigns that share no host")
+    merged.add_argument("--into", type=Path, required=True, metavar="FOLDER", help="a new folder, such as results/all")
+    merged.add_argument("--json", action="store_true")
     fitted = command("fit-lengths", fit_lengths)
     fitted.add_argument("campaign", type=Path, nargs="+")
     fitted.add_argument("--json", action="store_true")

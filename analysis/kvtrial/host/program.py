@@ -4,7 +4,7 @@
     kvtrial-host run    --directory DIR     the program itself, in the foreground
     kvtrial-host status --directory DIR     print its progress as JSON
     kvtrial-host stop   --directory DIR     end it cleanly: its engine first; finished runs are kept
-    kvtrial-host pack   --directory DIR --output FILE    a tar of the finished runs
+    kvtrial-host pack   --directory DIR --output FILE [--parts summary]    a tar of the finished runs
 
     kvtrial-host calibrate   --directory STATE_DIR [--again]    calibrate the load client here, unless that is done
     kvtrial-host calibration --directory STATE_DIR              print the calibration that holds, or null
@@ -43,11 +43,14 @@ from kvtrial.host.units import PROGRAM_UNIT, refuse_other_launch, start_program
 from kvtrial.host.workload import check_traces
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import RunPlan
-from kvtrial.record.store import stated_digest
+from kvtrial.record.store import SUMMARY_ONLY, stated_digest
 
 START_WAIT_SECONDS = 20.0
 DEFAULT_RUN_SECONDS = 40.0
+LEAST_FREE_BYTES = 2**20
 _ON_STATE_DIR = ("calibrate", "calibration")
+SUMMARY = ("record.json", "record.sha256")
+"""Files of a run that gates, effects and verdict are drawn from."""
 LOCK_HELD = 2
 """Exit status of `run` for unusable input, such as a folder in which another program works."""
 
@@ -253,6 +256,11 @@ def start(folder: Folder) -> Progress:
             )
         return running
     check_traces(plan, folder.directory)
+    # A program that can't write its progress file could not tell why it ended.
+    if (free := shutil.disk_usage(folder.directory).free) < LEAST_FREE_BYTES:
+        raise UnusableInput(
+            f"the disk is full: {free} bytes are free in {folder.directory}; free some and start again."
+        )
     before = folder.read_progress()
     if plan.supervisor == "systemd":
         start_program(folder.directory, Path(sys.executable).parent / "kvtrial-host", plan)
@@ -313,20 +321,31 @@ def stop(folder: Folder) -> str:
     return "; ".join(sentences) or "no host program runs here"
 
 
-def pack(folder: Folder, output: Path) -> dict[str, str]:
-    """Write a tar of the finished runs to `output` (compressed parts inside, so the tar is not); digests by run."""
+def pack(folder: Folder, output: Path, parts: str = "full") -> dict[str, str]:
+    """Write a tar of the finished runs to `output`; digests by run.
+
+    `parts` full: every file of a run; most are compressed, so the tar is not. summary: what the verdict is drawn from,
+    the record and its digest, compressed; what it names besides stays here.
+    """
     finished = folder.finished_runs()
-    digests = {}
     temporary = output.with_name(f".{output.name}.tmp")
-    with tarfile.open(temporary, "w") as archive:
-        for run in sorted(finished):
-            digests[run] = stated_digest(folder.runs / run / "record.sha256")
-            archive.add(folder.runs / run, arcname=run)
-        for name in ("progress.json", "program.log"):
-            if (folder.directory / name).exists():
-                archive.add(folder.directory / name, arcname=name)
-    temporary.replace(output)
-    return digests
+    try:
+        with tarfile.open(temporary, "w:gz" if parts == "summary" else "w") as archive:
+            for run in sorted(finished):
+                if parts == "summary":
+                    for name in SUMMARY:
+                        archive.add(folder.runs / run / name, arcname=f"{run}/{name}")
+                    archive.addfile(tarfile.TarInfo(f"{run}/{SUMMARY_ONLY}"))
+                else:
+                    archive.add(folder.runs / run, arcname=run)
+            for name in ("progress.json", "program.log"):
+                if (folder.directory / name).exists():
+                    archive.add(folder.directory / name, arcname=name)
+        temporary.replace(output)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return {run: stated_digest(folder.runs / run / "record.sha256") for run in sorted(finished)}
 
 
 def calibrate_here(state_dir: Path, again: bool) -> dict[str, object]:
@@ -347,6 +366,7 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("command", choices=["start", "run", "status", "stop", "pack", *_ON_STATE_DIR])
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--parts", choices=["summary", "full"], default="full")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--log", type=Path, help="with run: where it prints to, opened by the program's own account")
     return parser.parse_args(arguments)
@@ -390,7 +410,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif options.command == "pack":
             if options.output is None:
                 raise UnusableInput("pack needs --output FILE, the tar to write.")
-            print(json.dumps({"runs": pack(folder, options.output)}))
+            print(json.dumps({"runs": pack(folder, options.output, options.parts)}))
         else:
             progress = folder.read_progress()
             print(json.dumps({**msgspec.to_builtins(progress), "alive": folder.program_alive() is not None}

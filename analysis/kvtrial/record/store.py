@@ -4,6 +4,9 @@ import hashlib
 import os
 from pathlib import Path
 
+SUMMARY_ONLY = "summary-only"
+"""A file in a fetched run of which the record came alone: the files that the record names are still on the host."""
+
 
 def write_atomically(path: Path, content: bytes) -> str:
     """Write `content` to `path` by a temporary file, fsync and rename; return its sha256 in hex.

@@ -1,0 +1,345 @@
+"""Faults of a fleet in the middle of a campaign. Real hosts, real ssh, two pairs; the engine is the stand-in.
+
+Several faults share a campaign, one a host, since what one host suffers is no matter of another's. Each test names its
+faults, runs the same command twice and asks after each: what is whole was kept, what is missing was done, who is
+missing is named, and nothing is left.
+"""
+
+import json
+import signal
+import subprocess
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from campaigns import (
+    CAMPAIGNS,
+    QUICK,
+    ended,
+    forget,
+    left_on,
+    measuring,
+    nothing_left,
+    progress,
+    records,
+    slow_down,
+    verdict,
+    wait_for,
+)
+from kvtrial.analysis.cli import main
+from playing import ROOT, Playbooks, furnish_standin, standin_variables
+
+pytestmark = pytest.mark.timeout(1500)
+EXPERIMENT = "experiment.yml"
+
+
+@pytest.fixture(scope="module")
+def installed(playbooks, host_wheels):
+    project: Playbooks = playbooks(3, {**standin_variables(host_wheels), **QUICK})
+    furnish_standin(project.fleet)
+    project.play("playbooks/provision.yml", fails=False)
+    return project
+
+
+@pytest.fixture
+def project(installed, tmp_path):
+    """The three hosts, provisioned and without a campaign; results in a folder of the test's own."""
+    installed.results = tmp_path / "results"
+    installed.set(kvtrial_results_dir=str(installed.results))
+    yield installed
+    for host in installed.fleet.hosts:
+        installed.set(host.name)
+        host.heal()
+        if host.init() is None:
+            host.boot()
+        slow_down(host, 0)
+    forget(installed)
+
+
+def last_of(output: str) -> str:
+    return [line for line in output.splitlines() if line.strip()][-1]
+
+
+def test_two_controllers_on_halves_with_a_host_cut_for_two_seconds_and_one_ten_times_slower(project, tmp_path, capsys):
+    """Job slices: each controller has its part, the parts merge to the verdict over all; a short cut goes unnoticed."""
+    h1, h2, _ = project.fleet.hosts
+    slow_down(h2, 0.2)
+    halves = [tmp_path / "a", tmp_path / "b"]
+    first = project.start(EXPERIMENT, "--limit", "h1", "-e", f"kvtrial_results_dir={halves[0]}")
+    second = project.start(
+        EXPERIMENT, "--limit", "h2:h3", "-e", f"kvtrial_results_dir={halves[1]}", "-e", "kvtrial_fetch=summary"
+    )
+    wait_for(lambda: measuring(h1))
+    h1.cut()
+    time.sleep(2)
+    h1.heal()
+    for running in (first, second):
+        status, output = running.finish(600)
+        assert status == 0, output[-3000:]
+    assert "did not take part to the end" not in (output := first.log.read_text()), output[-3000:]
+    # What a host has is here when it is done, not when the slowest is.
+    found = records(halves[1])
+    assert len(found) == 4 + 4
+    fetched = (halves[1] / "latest" / "hosts" / "h3.json").stat().st_mtime
+    assert fetched < (halves[1] / "latest" / "hosts" / "h2.json").stat().st_mtime
+    assert all(not list(run.glob("*.zst")) for run in halves[1].glob("latest/runs/*/*"))
+    code = main(["merge", *(str((half / "latest").resolve()) for half in halves), "--into", str(tmp_path / "all")])
+    assert code == 3, capsys.readouterr()  # two pairs can't prove anything
+    merged = json.loads((tmp_path / "all" / "verdict.json").read_text())
+    assert [host["host"] for host in merged["hosts"]] == ["h1", "h2", "h3"]
+    assert {host["runs"]["valid"] for host in merged["hosts"]} == {4}
+    nothing_left(project)
+    # The rest of a summary is fetched on demand, and checked.
+    project.play(
+        "playbooks/fetch.yml", "--limit", "h3", "-e", f"kvtrial_fetch_campaign={halves[1]}/latest", fails=False
+    )
+    assert len(list(halves[1].glob("latest/runs/h3/*/requests.jsonl.zst"))) == 4
+    assert not list(halves[1].glob("latest/runs/h2/*/requests.jsonl.zst"))
+    nothing_left(project)
+
+
+def test_a_host_powered_off_one_rebooted_and_one_cut_for_good(project):
+    h1, h2, h3 = project.fleet.hosts
+    running = project.start(EXPERIMENT)
+    wait_for(lambda: measuring(h1, 1) and measuring(h2, 1) and measuring(h3, 1))
+    h3.cut()
+    h1.cut()
+    h1.kill()
+    h2.sh("systemctl reboot", check=False)
+    status, output = running.finish(600)
+    assert status != 0
+    said = output.partition("PLAY RECAP")[2]
+    for name in ("h1", "h3"):
+        assert f"{name} did not take part to the end: {name}: out of reach for" in said, output[-3000:]
+        assert f"{name} (nothing was fetched; 0 of 4 runs done)" in last_of(output)
+    assert "the same command goes on with what is missing" in last_of(output)
+    # The host that was rebooted went on where it was: the controller started its program again.
+    kept = ended(records(project.results))
+    assert {run for host, run in kept if host == "h2"} == {run for _, run in kept} and len(kept) >= 4
+    found = verdict(project.results)
+    assert found["verdict"] == "INCONCLUSIVE"
+    assert "of 3 planned hosts are valid" in found["reason"], found["reason"]
+    h1.boot()
+    h1.heal()
+    h3.heal()
+    again = project.play(EXPERIMENT, fails=False)
+    after = ended(records(project.results))
+    assert kept.items() <= after.items(), "a finished run was done again"
+    assert {host for host, _ in after} == {"h1", "h2", "h3"}, again.stdout[-3000:]
+    assert len(list(project.results.glob("*-*"))) == 1
+    # Runs of one host before and after its power cut are not compared: the pair that was cut was repeated whole.
+    for host in ("h1", "h2"):
+        boots = {r["pair"]: set() for (name, _), r in records(project.results).items() if name == host}
+        for (name, _), r in records(project.results).items():
+            if name == host:
+                boots[r["pair"]].add(r["conditions"]["boot_id"])
+        assert sum(len(b) == 1 for b in boots.values()) >= 2, boots
+    nothing_left(project)
+
+
+SMALL_DISK = f"mkdir -p {CAMPAIGNS}; mount -t tmpfs -o size=64M,mode=755 small {CAMPAIGNS}"
+FILL = f"dd if=/dev/zero of={CAMPAIGNS}/filler bs=64k 2>/dev/null || true"
+FOREIGN = "systemd-run -q --unit=foreign bash -c 'exec -a \"vllm serve other\" sleep 600'"
+
+
+def test_a_disk_full_on_the_host_a_key_refused_and_a_foreign_engine_in_the_window(project):
+    h1, h2, h3 = project.fleet.hosts
+    h1.sh(SMALL_DISK)
+    running = project.start(EXPERIMENT)
+    try:
+        wait_for(lambda: measuring(h2, 1))
+        h2.sh("mv ~deploy/.ssh/authorized_keys /root/keys; pkill -u deploy sshd || true")
+        wait_for(lambda: measuring(h3, 1))
+        h3.sh(FOREIGN)
+        wait_for(lambda: measuring(h1, 1))
+        h1.sh(FILL)
+        status, output = running.finish(600)
+        assert status != 0
+        last = last_of(output)
+        assert "h2 (nothing was fetched" in last, output[-4000:]
+        assert "h3 (failed: another engine runs on this host" in last, last
+        said = output.partition("PLAY RECAP")[2]
+        assert "h1" in last and ("No space left" in said or "disk is full" in said or "free on disk" in said), said
+        assert left_on(h1) == []
+        kept = ended(records(project.results))
+    finally:
+        h1.sh(f"rm -f {CAMPAIGNS}/filler", check=False)
+        h2.sh("test ! -f /root/keys || mv /root/keys ~deploy/.ssh/authorized_keys")
+        h3.sh("systemctl stop foreign", check=False)
+    try:
+        project.play(EXPERIMENT, fails=False)
+        after = records(project.results)
+        assert kept.items() <= ended(after).items(), "a finished run was done again"
+        assert {host for host, _ in after} == {"h1", "h2", "h3"}
+        faults = [r["fault"]["fault"] for (host, _), r in after.items() if host == "h3" and r["fault"]]
+        assert faults == ["foreign_engine"]
+        assert len(list(project.results.glob("*-*"))) == 1
+        nothing_left(project)
+    finally:
+        h1.sh(f"systemctl stop kvtrial-host; umount -l {CAMPAIGNS}", check=False)
+
+
+def test_a_record_that_was_truncated_or_edited_on_the_host_or_here_is_named(project, capsys):
+    """On the host it is no finished run and is done again; here it is refused by name."""
+    host = project.fleet.hosts[0]
+    running = project.start(EXPERIMENT, "--limit", "h1")
+    wait_for(lambda: measuring(host, 1))
+    running.signal(signal.SIGKILL)
+    running.finish()
+    wait_for(lambda: progress(host).get("state") == "finished")
+    host.sh(f"for r in {CAMPAIGNS}/*/runs/p01-1-*/record.json; do truncate -s -100 $r; done")
+    project.play(EXPERIMENT, "--limit", "h1", fails=False)
+    assert len(records(project.results)) == 4
+    assert host.sh(f"ls -d {CAMPAIGNS}/*/interrupted/p01-1-*-damaged-* | wc -l") == "1"
+    latest = (project.results / "latest").resolve()
+    [path] = latest.glob("runs/h1/p02-1-*/record.json")
+    path.write_text(path.read_text().replace('"completed"', '"Completed"', 1))
+    assert main(["analyze", str(latest)]) == 2
+    assert f"{path} does not match its digest: it was truncated or edited" in capsys.readouterr().err
+    nothing_left(project)
+
+
+@pytest.fixture
+def small_results(tmp_path):
+    """A folder for results on a disk of its own, of 16 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16M", "small", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_disk_full_on_the_controller_and_a_controller_killed_and_never_run_again(project, tmp_path, small_results):
+    """What one controller can't write is named and fetched later; without the other the hosts end at the deadline."""
+    h1, h2, h3 = project.fleet.hosts
+    gone = tmp_path / "gone"
+    deadline = {"kvtrial_limits": {"idle_timeout_seconds": 3, "stop_timeout_seconds": 5, "deadline_seconds": 40}}
+    lost = project.start(EXPERIMENT, "--limit", "h2:h3", "-e", json.dumps(deadline), "-e", "kvtrial_pairs=20",
+                         "-e", f"kvtrial_results_dir={gone}")  # fmt: skip
+    full = project.start(EXPERIMENT, "--limit", "h1", "-e", f"kvtrial_results_dir={small_results}")
+    wait_for(lambda: measuring(h2) and measuring(h3))
+    lost.signal(signal.SIGKILL)
+    lost.finish()
+    wait_for(lambda: measuring(h1, 1))
+    filler = small_results / "filler"
+    subprocess.run(["dd", "if=/dev/zero", f"of={filler}", "bs=4k"], check=False, capture_output=True)
+    status, output = full.finish(600)
+    assert status != 0
+    assert "no space left on device" in last_of(output).lower(), output[-3000:]
+    filler.unlink()
+    project.play(EXPERIMENT, "--limit", "h1", "-e", f"kvtrial_results_dir={small_results}", fails=False)
+    assert len(records(small_results)) == 4
+    assert len({r["attempt"] for r in records(small_results).values()}) == 1, "the host was not to work again"
+    assert [p for p in small_results.rglob("*") if p.name.startswith(".") or p.name.endswith(".tmp")] == []
+    for host in (h2, h3):
+        wait_for(lambda host=host: progress(host).get("state") == "stopped")
+        assert "the deadline of 40 s passed" in progress(host)["reason"]
+        assert progress(host)["runs_done"] >= 1
+    nothing_left(project)
+
+
+KILLER = r"""
+import glob, json, os, sys, time
+killed = set()
+while True:
+    time.sleep(0.002)
+    try:
+        folder = max(glob.glob("/var/lib/kvtrial/campaigns/*/"), key=os.path.getmtime)
+        now = json.load(open(folder + "progress.json"))
+        phases = [p["name"] for p in json.load(open(folder + "plan.json"))["runs"][0]["phases"]]
+    except (OSError, ValueError):
+        continue
+    wanted = ["engine starting", *phases][now["runs_done"] % (len(phases) + 1)]
+    if now["state"] != "running" or now["runs_done"] in killed or not (now["phase"] or "").startswith(wanted):
+        continue
+    for path in glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            if b"vllm\0serve" in open(path, "rb").read():
+                os.kill(int(path.split("/")[2]), 9)
+                killed.add(now["runs_done"])
+        except OSError:
+            pass
+"""
+
+
+def faketime() -> Path:
+    """libfaketime, from where apt is configured to look."""
+    folder = ROOT / ".kvtrial" / "faketime"
+    if not list(folder.glob("usr/lib/*/faketime/libfaketime.so.1")):
+        folder.mkdir(parents=True, exist_ok=True)
+        done = subprocess.run(["apt-get", "download", "-qq", "libfaketime"], cwd=folder, capture_output=True, text=True,
+                              check=False)  # fmt: skip
+        for package in folder.glob("*.deb"):
+            subprocess.run(["dpkg-deb", "-x", package, folder], check=True)
+        if not list(folder.glob("usr/lib/*/faketime/libfaketime.so.1")):
+            pytest.skip(f"libfaketime can't be had: {done.stderr.strip()}")
+    return next(folder.glob("usr/lib/*/faketime/libfaketime.so.1"))
+
+
+@pytest.mark.full
+def test_an_engine_killed_in_each_phase_one_that_deadlocks_and_a_clock_off_by_hours(project):
+    """Six pairs: in each of a host's twelve runs its engine is killed in another phase."""
+    h1, _, h3 = project.fleet.hosts
+    h1.write("/root/killer.py", KILLER)
+    h1.sh("systemd-run -q --unit=killer python3 /root/killer.py")
+    env = project.variables["kvtrial_engine_env"]
+    project.set("h1", kvtrial_engine_env={**env, "STANDIN_SLOWDOWN": "8"})
+    stuck_env = {**env, "STANDIN_FAULT": "deadlock_after:20", "STANDIN_FAULT_ARM": "offload"}
+    watched = {"idle_timeout_seconds": 30, "stop_timeout_seconds": 5, "deadlock_seconds": 1}
+    project.set("h2", kvtrial_engine_env=stuck_env, kvtrial_limits=watched)
+    # CLOCK_REALTIME has no namespace, and setting it would set the machine's. So the units of this host are told
+    # another time by libfaketime; the monotonic clock, by which everything is measured, is the kernel's.
+    h3.put(faketime(), "/opt/libfaketime.so.1")
+    h3.sh("chmod 644 /opt/libfaketime.so.1; systemctl set-environment LD_PRELOAD=/opt/libfaketime.so.1 FAKETIME=+7h "
+          "FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_SHARED=")  # fmt: skip
+    try:
+        done = project.play(EXPERIMENT, "-e", "kvtrial_pairs=6")
+    finally:
+        h1.sh("systemctl stop killer", check=False)
+        h3.sh("systemctl unset-environment LD_PRELOAD FAKETIME FAKETIME_DONT_FAKE_MONOTONIC FAKETIME_SHARED")
+    found = records(project.results)
+    assert len(found) == 36, done.stdout[-3000:]
+    killed = [r["fault"] for (host, _), r in found.items() if host == "h1" and r["fault"]]
+    assert len(killed) == 12
+    assert {fault["origin"] for fault in killed} == {"engine"}
+    assert len({fault["phase"] for fault in killed}) >= 10, [fault["phase"] for fault in killed]
+    stuck = [r["fault"]["fault"] for (host, _), r in found.items() if host == "h2" and r["fault"]]
+    assert stuck == ["deadlock"] * 6
+    hours = [
+        (read_time(r) - read_time(found["h1", run])) / 3600
+        for (host, run), r in found.items() if host == "h3"
+    ]  # fmt: skip
+    assert all(6 < h < 8 for h in hours), hours
+    clean = next(host for host in verdict(project.results)["hosts"] if host["host"] == "h3")
+    assert clean["runs"]["valid"] == 12, clean
+    assert all(gate["passed"] is not False for gate in clean["gates"]), clean["gates"]
+    assert "engine faults" in str(verdict(project.results)["caveats"])
+    nothing_left(project)
+
+
+def read_time(record: dict) -> float:
+    """When a run began by its host's own wall clock, seconds."""
+    return datetime.fromisoformat(record["times"]["started_at_utc"]).timestamp()
+
+
+def test_a_canary_that_is_invalid_stops_the_campaign_before_the_others(project):
+    others = project.fleet.hosts[1:]
+    project.set("h1", kvtrial_engine_env={**project.variables["kvtrial_engine_env"], "STANDIN_FAULT": "no_load"})
+    stages = ["-e", '{"kvtrial_stages": [1, "10%", "100%"]}']
+    done = project.play(EXPERIMENT, *stages, fails=True)
+    assert "Stopped after 1 of 3 hosts, 1 of them INVALID (h1: gate treatment_delivered" in last_of(done.stdout)
+    assert verdict(project.results)["verdict"] == "INVALID"
+    assert {host for host, _ in records(project.results)} == {"h1"}
+    for host in others:
+        assert host.sh(f"ls {CAMPAIGNS} 2>/dev/null", check=False) == ""
+    project.set("h1")
+    again = project.play(EXPERIMENT, *stages, "-e", "kvtrial_new_campaign=true", fails=False)
+    found = records(project.results)
+    assert {host for host, _ in found} == {"h1", "h2", "h3"}, again.stdout[-3000:]
+    # One after the other: a tenth of three hosts is one.
+    spans = {
+        host: [read_time(r) for (name, _), r in found.items() if name == host] for host in ("h1", "h2", "h3")
+    }  # fmt: skip
+    assert max(spans["h1"]) < min(spans["h2"]) and max(spans["h2"]) < min(spans["h3"])
+    nothing_left(project)

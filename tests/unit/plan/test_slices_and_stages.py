@@ -1,0 +1,201 @@
+"""Parts of an inventory under several controllers, stages of a campaign, and runs of which the record came alone."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import msgspec
+import pytest
+from build import honest_records
+from kvtrial.analysis import campaign, slices
+from kvtrial.analysis.cli import main
+from kvtrial.host.program import pack
+from kvtrial.host.state import Folder
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.record import RunRecord
+from kvtrial.record.store import SUMMARY_ONLY, sha256_of_file, write_atomically
+from test_campaign_and_cli import as_planned, write_run
+from test_plan import request
+
+SCALES = {"h1": 1.0, "h2": 1.03, "h3": 0.98, "h4": 1.01}
+
+
+def run_by(tmp_path, results, hosts, lost=None, broken=()) -> Path:
+    """A campaign that one controller has run over `hosts`; on those in `broken` the engine was another version."""
+    asked = {**request(hosts={h: request()["hosts"]["h1"] for h in hosts}), "results_dir": str(tmp_path / results)}
+    directory = Path(campaign.prepare(asked)["directory"])
+    for host in hosts:
+        for record in as_planned(directory, honest_records(host=host, scale_offload=SCALES[host]), host):
+            if host in broken:
+                wrong = msgspec.structs.replace(record.resolved, vllm_version="0.1.0")
+                record = msgspec.structs.replace(record, resolved=wrong)
+            write_run(directory / "runs" / host / record.run, record)
+        campaign.collect(str(directory), host, None, {"state": "finished"})
+    campaign.conclude(str(directory), lost_hosts=lost)
+    return directory
+
+
+def decided(directory: Path) -> dict:
+    verdict = json.loads((directory / "verdict.json").read_text())
+    del verdict["campaign"]
+    verdict["time_budget"] = None  # how long each controller waited is not the same
+    return verdict
+
+
+def test_two_controllers_on_halves_give_the_verdict_of_one(tmp_path, capsys):
+    whole = run_by(tmp_path, "one", ["h1", "h2", "h3", "h4"])
+    halves = [run_by(tmp_path, "a", ["h1", "h3"]), run_by(tmp_path, "b", ["h2", "h4"])]
+    merged = tmp_path / "both"
+    assert main(["merge", *map(str, halves), "--into", str(merged)]) == 0
+    assert capsys.readouterr().out.startswith("BETTER")
+    assert decided(merged) == decided(whole)
+    assert campaign.read_campaign(merged).plan_sha256 == campaign.read_campaign(whole).plan_sha256
+    # What was merged is a campaign as any: it is analysed again, and a third part comes to it.
+    assert main(["analyze", str(merged)]) == 0
+
+
+def test_a_host_that_a_part_lost_is_lost_to_the_whole(tmp_path):
+    halves = [run_by(tmp_path, "a", ["h1", "h3"], lost=["h9"]), run_by(tmp_path, "b", ["h2"])]
+    slices.merge(halves, tmp_path / "both")
+    assert campaign.lost_hosts_of(tmp_path / "both") == ["h9"]
+    assert "h9" in campaign.conclude(str(tmp_path / "both"))["answer"][0] + decided(tmp_path / "both")["reason"]
+
+
+def test_parts_that_are_not_of_one_campaign_are_refused(tmp_path):
+    one = run_by(tmp_path, "a", ["h1"])
+    with pytest.raises(UnusableInput, match=r"host h1 is in .* share no host"):
+        slices.merge([one, run_by(tmp_path, "b", ["h1"])], tmp_path / "both")
+    other = campaign.prepare({**request(seed=2, hosts={"h2": request()["hosts"]["h1"]}),
+                              "results_dir": str(tmp_path / "c")})  # fmt: skip
+    with pytest.raises(UnusableInput, match="another seed"):
+        slices.merge([one, Path(other["directory"])], tmp_path / "both")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "x").touch()
+    with pytest.raises(UnusableInput, match="name a folder that is not there"):
+        slices.merge([one], tmp_path / "there")
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
+
+
+def test_a_record_that_was_edited_in_a_part_is_named_and_nothing_is_merged(tmp_path):
+    one, two = run_by(tmp_path, "a", ["h1"]), run_by(tmp_path, "b", ["h2"])
+    path = next(two.glob("runs/h2/*/record.json"))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UnusableInput, match=f"{path} does not match its digest"):
+        slices.merge([one, two], tmp_path / "both")
+    assert not (tmp_path / "both").exists()
+
+
+def test_the_next_stage_goes_on_after_a_valid_canary_and_stops_after_an_invalid_one(tmp_path):
+    good = run_by(tmp_path, "good", ["h1", "h2", "h3"])
+    assert campaign.next_stage(str(good), ["h2", "h3"]) == {"go": True, "reason": ""}
+    bad = run_by(tmp_path, "bad", ["h1", "h2", "h3"], broken=["h1"])
+    answer = campaign.next_stage(str(bad), ["h2", "h3"])
+    assert not answer["go"]
+    assert answer["reason"].startswith("stopped after 1 of 3 hosts, 1 of them INVALID (h1: ")
+    assert "kvtrial_new_campaign=true" in answer["reason"]
+    done = campaign.conclude(str(bad))
+    assert (done["exit_status"], done["verdict"]) == (4, "INVALID")
+    assert "Stopped after 1 of 3 hosts" in done["cause"]
+    assert all(c["effect"] is None for c in decided(bad)["comparisons"])
+    # The same after a stage of three: one in three is too much, and then it is remembered no more.
+    assert not campaign.next_stage(str(bad), [])["go"]
+    assert campaign.next_stage(str(bad), ["h1"])["go"]
+    assert campaign.conclude(str(bad))["verdict"] != "BETTER"
+    assert not (bad / "stopped.json").exists()
+
+
+def test_the_first_stage_has_nothing_to_look_at(tmp_path):
+    asked = {**request(), "results_dir": str(tmp_path)}
+    assert campaign.next_stage(campaign.prepare(asked)["directory"], ["h1"]) == {"go": True, "reason": ""}
+
+
+def host_with_a_run(tmp_path, directory: Path) -> tuple[Folder, RunRecord]:
+    """A host's folder with one finished run: record, requests and a page of metrics."""
+    [record] = as_planned(directory, honest_records()[:1])
+    folder = Folder(tmp_path / "host")
+    run = folder.runs / record.run
+    (run / "metrics").mkdir(parents=True)
+    (run / "requests.jsonl.zst").write_bytes(b"requests" * 100)
+    (run / "metrics" / "return.after.prom").write_text("a 1\n")
+    files = {name: sha256_of_file(run / name) for name in ("requests.jsonl.zst", "metrics/return.after.prom")}
+    record = msgspec.structs.replace(record, files=files)
+    digest = write_atomically(run / "record.json", msgspec.json.encode(record))
+    (run / "record.sha256").write_text(f"{digest}  record.json\n")
+    return folder, record
+
+
+def fetched(folder: Folder, directory: Path, parts: str) -> dict:
+    archive = folder.directory / "archive.tar"
+    pack(folder, archive, parts)
+    return campaign.collect(str(directory), "h1", str(archive), {"state": "finished"})
+
+
+def test_of_a_summary_the_rest_is_fetched_later_and_the_verdict_needs_it_not(tmp_path):
+    directory = Path(campaign.prepare({**request(), "results_dir": str(tmp_path / "r")})["directory"])
+    folder, record = host_with_a_run(tmp_path, directory)
+    assert fetched(folder, directory, "summary")["added"] == [record.run]
+    run = directory / "runs" / "h1" / record.run
+    assert sorted(p.name for p in run.rglob("*")) == ["record.json", "record.sha256", SUMMARY_ONLY]
+    alone = campaign.analyze(directory)
+    assert fetched(folder, directory, "summary")["added"] == []
+    assert fetched(folder, directory, "full")["added"] == [record.run]
+    assert (run / "requests.jsonl.zst").read_bytes() == b"requests" * 100
+    assert (run / "metrics" / "return.after.prom").read_text() == "a 1\n"
+    assert not (run / SUMMARY_ONLY).exists()
+    assert campaign.analyze(directory) == alone
+    assert fetched(folder, directory, "full")["added"] == []
+    assert fetched(folder, directory, "summary")["added"] == []
+    assert not list(directory.rglob(".incoming*"))
+
+
+def test_what_was_fetched_whole_stays_under_its_digests(tmp_path):
+    directory = Path(campaign.prepare({**request(), "results_dir": str(tmp_path / "r")})["directory"])
+    folder, record = host_with_a_run(tmp_path, directory)
+    fetched(folder, directory, "full")
+    (directory / "runs" / "h1" / record.run / "requests.jsonl.zst").unlink()
+    with pytest.raises(UnusableInput, match="is not whole"):
+        campaign.analyze(directory)
+
+
+def test_a_file_that_was_edited_on_the_host_is_refused_when_it_is_fetched_later(tmp_path):
+    directory = Path(campaign.prepare({**request(), "results_dir": str(tmp_path / "r")})["directory"])
+    folder, record = host_with_a_run(tmp_path, directory)
+    fetched(folder, directory, "summary")
+    (folder.runs / record.run / "requests.jsonl.zst").write_bytes(b"others")
+    with pytest.raises(UnusableInput, match=r"requests\.jsonl\.zst does not match its digest"):
+        fetched(folder, directory, "full")
+    assert not list(directory.rglob(".incoming*"))
+
+
+def test_a_summary_is_a_fraction_of_the_whole(tmp_path):
+    directory = Path(campaign.prepare({**request(), "results_dir": str(tmp_path / "r")})["directory"])
+    folder, _ = host_with_a_run(tmp_path, directory)
+    pack(folder, tmp_path / "s.tar", "summary")
+    with tarfile.open(tmp_path / "s.tar") as tar:
+        assert sorted(Path(name).name for name in tar.getnames()) == ["record.json", "record.sha256", SUMMARY_ONLY]
+    assert (tmp_path / "s.tar").stat().st_size < 50_000
+
+
+def test_a_host_that_was_lost_when_it_was_planned_joins_when_it_is_back(tmp_path):
+    two = run_by(tmp_path, "r", ["h1", "h2"], lost=["h3"])
+    before = {path: path.read_bytes() for path in two.glob("runs/*/*/record.json")}
+    every = {h: request()["hosts"]["h1"] for h in ("h1", "h2", "h3")}
+    again = campaign.prepare({**request(hosts=every), "results_dir": str(two.parent)})
+    assert (again["campaign"], again["resumed"]) == (two.name, True)
+    for record in as_planned(two, honest_records(host="h3"), "h3"):
+        write_run(two / "runs" / "h3" / record.run, record)
+    campaign.collect(str(two), "h3", None, {"state": "finished"})
+    assert campaign.conclude(str(two), lost_hosts=[])["verdict"] == "BETTER"
+    assert {path: path.read_bytes() for path in before} == before
+    # Complete now: the same command begins anew.
+    assert campaign.prepare({**request(hosts=every), "results_dir": str(two.parent)})["campaign"] != two.name
+
+
+def test_a_host_joins_no_campaign_of_another_plan_nor_one_that_stands_without_it(tmp_path):
+    two = run_by(tmp_path, "r", ["h1", "h2"], lost=["h3"])
+    every = {h: request()["hosts"]["h1"] for h in ("h1", "h2", "h3")}
+    with pytest.raises(UnusableInput, match=r"is unfinished and its plan differs \(seed"):
+        campaign.prepare({**request(hosts=every, seed=7), "results_dir": str(two.parent)})
+    four = run_by(tmp_path, "s", ["h1", "h2", "h3", "h4"], lost=["h5"])
+    five = {h: request()["hosts"]["h1"] for h in ("h1", "h2", "h3", "h4", "h5")}
+    assert campaign.prepare({**request(hosts=five), "results_dir": str(four.parent)})["campaign"] != four.name
