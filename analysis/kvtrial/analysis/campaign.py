@@ -7,6 +7,7 @@ results/CAMPAIGN/runs/HOST/RUN/         records as the host wrote them
 results/CAMPAIGN/hosts/HOST.json        how the host program stood when it was last fetched
 results/CAMPAIGN/lost.json              hosts of the inventory that could not be planned
 results/CAMPAIGN/{verdict.json,…}       what they mean; written anew at each conclusion
+results/history/                        every campaign's numbers by host, protocol and night (kvtrial.analysis.history)
 results/latest                          link to the newest that something was fetched of
 """
 
@@ -50,6 +51,8 @@ from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
 
 EXIT_STATUS = {"INVALID": 4, "INCONCLUSIVE": 3}
 UNUSABLE = 2
+HISTORY = "history"
+"""The folder beside the campaigns that holds the history of all of them."""
 SAME_NUMBER = 1e-9
 """Relative difference up to which two forms of one number are the same."""
 KEPT_OF_A_HOST = (
@@ -459,11 +462,17 @@ def read_records(directory: Path) -> dict[str, list[RunRecord]]:
 
     Raises UnusableInput naming the one that is damaged, edited, or not of this campaign's plan.
     """
-    records: dict[str, list[RunRecord]] = {}
     campaign = read_campaign(directory)
-    digests = _host_plan_digests(directory)
+    digests = host_plan_digests(directory)
     _refuse_runs_without_record(directory)
-    for path in sorted(directory.glob("runs/*/p*/record.json")):
+    hosts = sorted({path.parent.parent.name for path in directory.glob("runs/*/p*/record.json")})
+    return {host: read_host_records(directory, host, campaign, digests) for host in hosts}
+
+
+def read_host_records(directory: Path, host: str, campaign: Campaign, digests: dict[str, str]) -> list[RunRecord]:
+    """The records of one host, checked as `read_records` does. `digests`: host → sha256 of its part of the plan."""
+    records = []
+    for path in sorted((directory / "runs" / host).glob("p*/record.json")):
         check_digests(path.parent)
         raw = path.read_bytes()
         try:
@@ -474,7 +483,7 @@ def read_records(directory: Path) -> dict[str, list[RunRecord]]:
         _refuse_stranger(path, record, campaign, digests)
         for phase in record.phases:
             _refuse_edited(path, phase)
-        records.setdefault(path.parent.parent.name, []).append(record)
+        records.append(record)
     return records
 
 
@@ -503,7 +512,7 @@ def _missing_runs(directory: Path, campaign: Campaign) -> list[str]:
     return said
 
 
-def _host_plan_digests(directory: Path) -> dict[str, str]:
+def host_plan_digests(directory: Path) -> dict[str, str]:
     """Host → sha256 of its part of the plan, as campaign.json holds it.
 
     Taken from the text, not from the types: a later release may add fields with defaults, and old records must still
@@ -616,6 +625,13 @@ def write_outputs(directory: Path, verdict: Verdict) -> None:
     write_atomically(directory / "report.html", page.encode())
 
 
+def _into_history(directory: Path, verdict: Verdict) -> None:
+    """The campaign into the history beside it, results/history; again when it is concluded anew."""
+    from kvtrial.analysis.history.store import add
+
+    add(directory.resolve().parent / HISTORY, directory, verdict=verdict)
+
+
 @disk_errors_said()
 def conclude(
     directory_name: str, passed_seconds: float | None = None, lost_hosts: Sequence[str] | None = None
@@ -638,6 +654,7 @@ def conclude(
         write_atomically(directory / "lost.json", msgspec.json.encode(sorted(set(lost_hosts) - planned)))
     verdict = analyze(directory)
     write_outputs(directory, verdict)
+    _into_history(directory, verdict)
     status = EXIT_STATUS.get(verdict.verdict, 0)
     why, unfinished = cause(verdict), ""
     if not is_complete(directory, campaign):

@@ -17,6 +17,7 @@ import yaml
 import kvtrial
 from kvtrial.analysis import campaign as campaigns
 from kvtrial.analysis.check import check_launches
+from kvtrial.analysis.history.arguments import add_arguments as add_history_arguments
 from kvtrial.analysis.judge import command as judging
 from kvtrial.analysis.launch_arm import ended
 from kvtrial.analysis.observe import command as observing
@@ -62,6 +63,13 @@ def fit_lengths(options: argparse.Namespace) -> int:
     else:
         print("\n".join(said for fit in fits for said in describe(fit)))
     return 0
+
+
+def history(options: argparse.Namespace) -> int:
+    """What changed from night to night, and what changed beside. Exit status 5 where it got worse lately."""
+    from kvtrial.analysis.history.command import command
+
+    return command(options)
 
 
 def plan(options: argparse.Namespace) -> int:
@@ -159,6 +167,7 @@ def _parser() -> argparse.ArgumentParser:
     fitted.add_argument("campaign", type=Path, nargs="+")
     fitted.add_argument("--json", action="store_true")
     fitted.add_argument("--plot", type=Path, metavar="FILE.svg", help="write the lines and crossings as a figure")
+    add_history_arguments(command("history", history))
     command("reproduce", show_reproduce).add_argument("record", type=Path, help="a record.json")
     checked = command("check", check)
     checked.add_argument("launch", type=Path, help="YAML with host, vllm and arms")
