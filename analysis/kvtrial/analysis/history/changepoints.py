@@ -1,11 +1,11 @@
 """Where a series of nights changed, how sure that is, and which of many series did. Pure.
 
-Where: the split of a series with the least sum of squares on both sides, found by ruptures (binary segmentation,
-Truong, Oudre, Vayatis, Signal Processing 167, 2020), which needs numpy and scipy alone and is kept up. apache-otava,
-made for nightly numbers, pins numpy 2.2 and scipy below 1.17 and brings clients of BigQuery, PostgreSQL and Slack, so
-it can't be installed beside the rest. How sure: the t of that split, times the number of splits there were to choose
-from (Bonferroni), so a series without a change gives p < α in at most α of cases. Which: Benjamini and Hochberg over
-the series; in a series that changed, both sides are searched again at the level that was reached.
+Where: the split of a series with the least sum of squares on both sides, found by ruptures (exact segmentation with a
+linear kernel; Truong, Oudre, Vayatis, Signal Processing 167, 2020), which needs numpy and scipy alone and is kept up.
+apache-otava, made for nightly numbers, pins numpy 2.2 and scipy below 1.17 and brings clients of BigQuery, PostgreSQL
+and Slack, so it can't be installed beside the rest. How sure: the t of that split, times the number of splits there
+were to choose from (Bonferroni), so a series without a change gives p < α in at most α of cases. Which: Benjamini and
+Hochberg over the series; in a series that changed, both sides are searched again at the level that was reached.
 
 What counts as independent is the night, from eight nights on. Before, it is the run, each an engine lifetime of its
 own, as if nights differed no more than runs of a night do: the only way to see a change in the first week, and
@@ -127,8 +127,7 @@ def _location(values: Sequence[float]) -> int:
     """How many nights lie before the split with the least sum of squares."""
     if len(values) == 2:
         return 1
-    signal = numpy.asarray(values, float)
-    search = ruptures.Binseg(model="l2", min_size=1, jump=1).fit(signal)
+    search = ruptures.KernelCPD(kernel="linear", min_size=1).fit(numpy.asarray(values, float))
     return int(search.predict(n_bkps=1)[0])
 
 
