@@ -20,11 +20,12 @@ import shutil
 import statistics
 import tarfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from typing import Protocol as Protocol_
 
 import msgspec
 from msgspec import Struct
@@ -87,6 +88,18 @@ class Campaign(Struct, frozen=True):
     own_hit_share: float | None
     prices: Prices | None = None
     asked: Asked | None = None
+
+
+class PlannedRun(Protocol_):
+    """A run as a plan names it."""
+
+    @property
+    def run(self) -> str:
+        """Its name."""
+
+    @property
+    def spare(self) -> bool:
+        """Whether it only takes the place of a dropped one."""
 
 
 class HostState(Struct, frozen=True):
@@ -499,17 +512,30 @@ def _refuse_runs_without_record(directory: Path) -> None:
 
 def _missing_runs(directory: Path, campaign: Campaign) -> list[str]:
     """A sentence for each finished host that planned runs have no record of."""
-    finished = {state.host for state in _host_states(directory) if state.state == "finished"}
-    said = []
-    for host in campaign.plan.hosts:
-        there = set(_finished_runs(directory, host.host))
-        gone = [run.run for run in host.runs if not run.spare and run.run not in there]
-        if gone and host.host in finished:
-            said.append(
-                f"{host.host} {NO_RECORD} {', '.join(gone)}, though it finished; the pair is not counted, and "
-                f"the time it took is among the rest"
-            )
-    return said
+    finished = finished_hosts(directory)
+    return [
+        said
+        for host in campaign.plan.hosts
+        if host.host in finished
+        and (said := missing_sentence(host.host, host.runs, _finished_runs(directory, host.host)))
+    ]
+
+
+def finished_hosts(directory: Path) -> set[str]:
+    """Hosts whose program had finished when it was last fetched."""
+    return {state.host for state in _host_states(directory) if state.state == "finished"}
+
+
+def missing_sentence(host: str, planned: Iterable[PlannedRun], there: Iterable[str]) -> str:
+    """What is said of a finished host that planned runs have no record of; empty where none is missing."""
+    left = set(there)
+    gone = [run.run for run in planned if not run.spare and run.run not in left]
+    if not gone:
+        return ""
+    return (
+        f"{host} {NO_RECORD} {', '.join(gone)}, though it finished; the pair is not counted, and the time it took is "
+        f"among the rest"
+    )
 
 
 def host_plan_digests(directory: Path) -> dict[str, str]:
@@ -591,18 +617,24 @@ def analyze(directory: Path) -> Verdict:
         own_hit_share=campaign.own_hit_share,
         prices=campaign.prices,
         install_seconds=campaign.provenance.get("install_seconds"),
-        campaign_seconds=_campaign_seconds(directory),
+        campaign_seconds=campaign_seconds_of(directory),
         lost_hosts=lost_hosts_of(directory),
     )
     return msgspec.structs.replace(verdict, caveats=[*_missing_runs(directory, campaign), *verdict.caveats])
 
 
-def _campaign_seconds(directory: Path) -> float | None:
+def campaign_seconds_of(directory: Path) -> float | None:
     """What the campaign took from plan to verdict, seconds; None where it was resumed or never concluded."""
     try:
         return float(msgspec.json.decode((directory / "duration.json").read_bytes())["campaign_seconds"])
     except (OSError, msgspec.DecodeError, KeyError, TypeError):
         return None
+
+
+def write_verdict(directory: Path, verdict: Verdict) -> None:
+    """Write verdict.json and metrics.prom."""
+    write_atomically(directory / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict), indent=1))
+    write_atomically(directory / "metrics.prom", to_textfile(verdict).encode())
 
 
 @disk_errors_said()
@@ -616,9 +648,8 @@ def write_outputs(directory: Path, verdict: Verdict) -> None:
     campaign = read_campaign(directory)
     records = [record for runs in read_records(directory).values() for record in runs]
     frame = to_frame(records)
-    write_atomically(directory / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict), indent=1))
+    write_verdict(directory, verdict)
     write_summary(frame, directory)
-    write_atomically(directory / "metrics.prom", to_textfile(verdict).encode())
     about = {**campaign.provenance, "campaign": campaign.campaign, "seed": campaign.plan.seed,
              "plan_sha256": campaign.plan_sha256, "pins": campaign.pins}  # fmt: skip
     page = build_report(verdict, campaign.plan.protocol, records, about, frame)

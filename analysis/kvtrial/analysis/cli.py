@@ -34,11 +34,34 @@ SHOW_TRACEBACK = "KVTRIAL_TRACEBACK"
 
 def analyze(options: argparse.Namespace) -> int:
     """Gates, effects and verdict of a campaign, from its records; writes every output anew."""
+    if options.summaries:
+        return _from_summaries(options)
     done = campaigns.conclude(str(options.campaign))
     print((options.campaign / "verdict.json").read_text() if options.json else "\n".join(done["answer"]))
     if done["unfinished"]:
         print(done["cause"], file=sys.stderr)
     return int(done["exit_status"])
+
+
+def _from_summaries(options: argparse.Namespace) -> int:
+    """The verdict of a large fleet from its hosts' summaries; writes verdict.json and metrics.prom alone."""
+    from kvtrial.analysis.answer import ten_lines
+    from kvtrial.analysis.summaries import verdict_of
+
+    found = verdict_of(options.campaign)
+    campaigns.write_verdict(options.campaign, found)
+    lines = ten_lines(found, str(options.campaign))
+    print((options.campaign / "verdict.json").read_text() if options.json else "\n".join(lines))
+    return campaigns.EXIT_STATUS.get(found.verdict, 0)
+
+
+def summarise(options: argparse.Namespace) -> int:
+    """Judge hosts one at a time, each into a summary of kilobytes, for analyze --summaries."""
+    from kvtrial.analysis.summaries import summarise as write
+
+    for path in write(options.campaign, options.host or None):
+        print(path)
+    return 0
 
 
 def report(options: argparse.Namespace) -> int:
@@ -162,6 +185,10 @@ def _parser() -> argparse.ArgumentParser:
     analyzed = command("analyze", analyze)
     analyzed.add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
     analyzed.add_argument("--json", action="store_true")
+    analyzed.add_argument("--summaries", action="store_true", help="from summaries/ alone; see kvtrial summarise")
+    summarised = command("summarise", summarise)
+    summarised.add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
+    summarised.add_argument("--host", action="append", help="this host alone; may be given again")
     command("report", report).add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
     fitted = command("fit-lengths", fit_lengths)
     fitted.add_argument("campaign", type=Path, nargs="+")

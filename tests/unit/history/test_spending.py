@@ -9,7 +9,7 @@ from kvtrial.analysis.spending import blocks, bounds, levels, spent
 
 
 def test_the_bounds_are_the_published_ones():
-    # Lan-DeMets bounds of five equally spaced looks, two-sided 5 %, as in Jennison and Turnbull's book (2000).
+    # Five equally spaced looks, two-sided 5 %, as R's ldbounds and gsDesign print them.
     assert bounds(5) == pytest.approx([4.877, 3.357, 2.680, 2.290, 2.031], abs=1e-3)
     assert bounds(5, 0.05, "pocock") == pytest.approx([2.438, 2.427, 2.410, 2.397, 2.386], abs=1e-3)
     assert bounds(1) == pytest.approx([1.960], abs=1e-3)
