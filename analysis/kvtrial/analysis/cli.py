@@ -16,6 +16,7 @@ import yaml
 
 import kvtrial
 from kvtrial.analysis import campaign as campaigns
+from kvtrial.analysis import exporting
 from kvtrial.analysis.check import check_launches
 from kvtrial.analysis.history.arguments import add_arguments as add_history_arguments
 from kvtrial.analysis.judge import command as judging
@@ -195,6 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     fitted.add_argument("--json", action="store_true")
     fitted.add_argument("--plot", type=Path, metavar="FILE.svg", help="write the lines and crossings as a figure")
     add_history_arguments(command("history", history))
+    exporting.add_arguments(command("export", exporting.command))
     command("reproduce", show_reproduce).add_argument("record", type=Path, help="a record.json")
     checked = command("check", check)
     checked.add_argument("launch", type=Path, help="YAML with host, vllm and arms")
