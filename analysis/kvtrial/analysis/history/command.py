@@ -60,14 +60,19 @@ def lines(history: History) -> Iterator[str]:
         f"{len(history.nights)} nights ({span}), {len(history.hosts)} hosts, {history.series} series tested at a false "
         f"discovery rate of {history.false_discovery_rate:.0%}"
     )
+    small = [change for change in history.changes if not change.beyond_margin]
     for change in history.changes:
+        if not change.beyond_margin:
+            continue
         mark = "ALARM" if change.alarm else ("worse" if change.worse else "better")
         yield f"{mark}: {change.sentence} (p = {change.p_value:.2g}, {change.nights_before} nights before it, " + (
             f"{change.nights_after} since)" if change.evidence == "night"
             else f"{change.nights_after} since; by runs, as if nights differed no more than they do)"
         )  # fmt: skip
-    if not history.changes:
-        yield "no change"
+    if len(small) == len(history.changes):
+        yield "no change beyond its margin"
+    if small:
+        yield f"{len(small)} changes smaller than their margins; --json lists them"
     for floor in history.noise:
         yield (
             f"noise of {floor.host}, {floor.metric} of {floor.phase}: an A/A pair differs by {floor.sd:.1%} (SD, "

@@ -21,7 +21,7 @@ class ChangePoint(Struct, frozen=True):
     control. effect: they are the effect of `arm` against `against` (a ratio, or a difference in `unit`). `ratio` is
     to / from, None on scale difference. `p_value` is adjusted for the choice of the night, not for the number of
     series: for that the false discovery rate stands. `evidence`: what was counted as independent, nights or runs.
-    `worse`: by the metric's direction. `alarm`: worse, larger than the margin, and among the newest nights.
+    `worse`: by the metric's direction. `alarm`: worse, beyond the margin, and among the newest nights.
     `pins_changed`: name → [before, that night]. `noise_sd`: of one A/A pair there (log), None where none was run.
     """
 
@@ -46,6 +46,7 @@ class ChangePoint(Struct, frozen=True):
     nights_before: int
     nights_after: int
     worse: bool
+    beyond_margin: bool
     alarm: bool
     pins_changed: dict[str, list[str]]
     noise_sd: float | None

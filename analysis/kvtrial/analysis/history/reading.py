@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, cast
 
 import msgspec
@@ -98,9 +99,9 @@ def _series(frame: pandas.DataFrame) -> dict[Key, Nightly]:
 
 
 def _fleet_series(series: Mapping[Key, Nightly]) -> dict[Key, Nightly]:
-    """Per night the mean over hosts of what each differs from its own mean; from three hosts on.
+    """Per night the median over hosts of how far each lies from its own median, from three hosts on.
 
-    The hosts take the place of runs: a change of the fleet is one that hosts agree on.
+    Medians, so that one host that changed is no change of the fleet. The hosts take the place of runs.
     """
     hosts: dict[Key, dict[str, Nightly]] = {}
     for key, nightly in series.items():
@@ -109,11 +110,11 @@ def _fleet_series(series: Mapping[Key, Nightly]) -> dict[Key, Nightly]:
     for key, of_host in hosts.items():
         if len(of_host) < LEAST_HOSTS:
             continue
-        # Only nights of most hosts: a night that one host alone ran would move the mean by who was there.
+        # Only nights of most hosts: one that a few alone ran would say who was there.
         by_night: dict[str, list[float]] = {}
-        grand = sum(sum(n.values) / len(n.values) for n in of_host.values()) / len(of_host)
+        grand = median(median(nightly.values) for nightly in of_host.values())
         for nightly in of_host.values():
-            own = sum(nightly.values) / len(nightly.values)
+            own = median(nightly.values)
             for night, value in zip(nightly.nights, nightly.values, strict=True):
                 by_night.setdefault(night, []).append(value - own + grand)
         nights = [night for night in sorted(by_night) if len(by_night[night]) >= max(LEAST_HOSTS, len(of_host) / 2)]
@@ -121,7 +122,7 @@ def _fleet_series(series: Mapping[Key, Nightly]) -> dict[Key, Nightly]:
             continue
         values = [pandas.Series(by_night[night]) for night in nights]
         found[key] = Nightly(
-            nights, [float(v.mean()) for v in values], [len(v) for v in values], [float(v.std()) for v in values]
+            nights, [float(v.median()) for v in values], [len(v) for v in values], [float(v.std()) for v in values]
         )
     return found
 
@@ -163,7 +164,7 @@ def _change(
         against=against, phase=phase, against_phase=against_phase, metric=metric, unit=str(row["unit"]), scale=scale,
         from_value=outward(split.before, scale), to_value=outward(split.after, scale), ratio=ratio, margin=margin,
         p_value=split.p_value, evidence=split.evidence, nights_before=split.at - split.start,
-        nights_after=split.end - split.at, worse=worse, alarm=worse and large and night in fresh,
+        nights_after=split.end - split.at, worse=worse, beyond_margin=large, alarm=worse and large and night in fresh,
         pins_changed={name: list(pair) for name, pair in pins.items()},
         noise_sd=floors.get((protocol, host, metric)) or _any_floor(floors, host, metric), sentence="",
     )  # fmt: skip
@@ -257,7 +258,7 @@ def _trial(
         confidence = 1 - spent[look - 1]
         found = _interval(by_host, nights[:look], confidence)
         if found is None or found.confidence < confidence - 1e-9:
-            note = f"{'no pairs' if found is None else found.pairs} yet: too few for the level of look {look}"
+            note = f"{0 if found is None else found.pairs} pairs are too few for the level of look {look}"
             continue
         interval = found
         word, note = decide(found, margin, scale, better)
