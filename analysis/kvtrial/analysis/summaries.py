@@ -5,8 +5,10 @@ what only gates read: lists of requests, resolved configurations, scrapes. So a 
 together, and the verdict of a thousand hosts needs none of them.
 """
 
+import gc
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +222,23 @@ def verdict_of(directory: Path) -> Verdict:
     Records that are here are held against the digests in the summary. Raises UnusableInput for a summary that is
     missing, damaged, of another campaign, or older than the host's records.
     """
+    with _without_collector():
+        return _verdict_of(directory)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Nothing read here refers in a circle, and the collector would look through all hosts again for each few more."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _verdict_of(directory: Path) -> Verdict:
     outline = Outline(directory)
     campaign = outline.campaign
     outcomes, records, missing = {}, {}, []
