@@ -2,7 +2,7 @@
 #   make experiment [ARGS='-e kvtrial_pairs=2']     make setup PYTHON=/usr/bin/python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := experiment
-.PHONY: setup test-setup experiment run-experiment test test-full lint lock bench-client bench-fleet clean
+.PHONY: setup test-setup experiment run-experiment test test-full lint lock bench-client bench-fleet bench-fleet-statistics bench-analysis clean
 
 # Which Python makes .venv; empty: 3.11 if it is there, else 3.12 or 3.13, each with its own lock.
 PYTHON ?=
@@ -69,6 +69,14 @@ lock: test-setup
 PART ?= all
 bench-fleet: test-setup
 	@PYTHONPATH=analysis:tests $(BIN)/python tests/bench/fleet.py $(PART)
+
+# Simulated fleets with known truth: coverage of the fleet's interval, and hosts called odd by mistake; half a minute of one core.
+bench-fleet-statistics: test-setup
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/bench/fleet_statistics.py
+
+# Summaries and verdict of 1,000 hosts × 16 runs × 2,000 requests, generated: time and memory; some six minutes of one core.
+bench-analysis: test-setup
+	@$(BIN)/python tests/bench/analysis.py $(if $(filter command line,$(origin HOSTS)),$(HOSTS))
 
 # What campaigns found stays in results/; what they installed, in .kvtrial/, goes by playbooks/teardown.yml -e kvtrial_purge=true.
 clean:

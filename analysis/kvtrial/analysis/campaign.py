@@ -7,6 +7,7 @@ results/CAMPAIGN/runs/HOST/RUN/         records as the host wrote them
 results/CAMPAIGN/hosts/HOST.json        how the host program stood when it was last fetched
 results/CAMPAIGN/lost.json              hosts of the inventory that could not be planned
 results/CAMPAIGN/{verdict.json,…}       what they mean; written anew at each conclusion
+results/history/                        every campaign's numbers by host, protocol and night (kvtrial.analysis.history)
 results/latest                          link to the newest that something was fetched of
 """
 
@@ -19,11 +20,12 @@ import shutil
 import statistics
 import tarfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from typing import Protocol as Protocol_
 
 import msgspec
 from msgspec import Struct
@@ -51,6 +53,8 @@ from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
 
 EXIT_STATUS = {"INVALID": 4, "INCONCLUSIVE": 3}
 UNUSABLE = 2
+HISTORY = "history"
+"""The folder beside the campaigns that holds the history of all of them."""
 SAME_NUMBER = 1e-9
 """Relative difference up to which two forms of one number are the same."""
 KEPT_OF_A_HOST = (
@@ -89,6 +93,18 @@ class Campaign(Struct, frozen=True):
     prices: Prices | None = None
     asked: Asked | None = None
     campaign_of: dict[str, str] = {}
+
+
+class PlannedRun(Protocol_):
+    """A run as a plan names it."""
+
+    @property
+    def run(self) -> str:
+        """Its name."""
+
+    @property
+    def spare(self) -> bool:
+        """Whether it only takes the place of a dropped one."""
 
 
 class HostState(Struct, frozen=True):
@@ -563,11 +579,17 @@ def read_records(directory: Path) -> dict[str, list[RunRecord]]:
 
     Raises UnusableInput naming the one that is damaged, edited, or not of this campaign's plan.
     """
-    records: dict[str, list[RunRecord]] = {}
     campaign = read_campaign(directory)
-    digests = _host_plan_digests(directory)
+    digests = host_plan_digests(directory)
     _refuse_runs_without_record(directory)
-    for path in sorted(directory.glob("runs/*/p*/record.json")):
+    hosts = sorted({path.parent.parent.name for path in directory.glob("runs/*/p*/record.json")})
+    return {host: read_host_records(directory, host, campaign, digests) for host in hosts}
+
+
+def read_host_records(directory: Path, host: str, campaign: Campaign, digests: dict[str, str]) -> list[RunRecord]:
+    """The records of one host, checked as `read_records` does. `digests`: host → sha256 of its part of the plan."""
+    records = []
+    for path in sorted((directory / "runs" / host).glob("p*/record.json")):
         check_digests(path.parent)
         raw = path.read_bytes()
         try:
@@ -578,7 +600,7 @@ def read_records(directory: Path) -> dict[str, list[RunRecord]]:
         _refuse_stranger(path, record, campaign, digests)
         for phase in record.phases:
             _refuse_edited(path, phase)
-        records.setdefault(path.parent.parent.name, []).append(record)
+        records.append(record)
     return records
 
 
@@ -594,20 +616,33 @@ def _refuse_runs_without_record(directory: Path) -> None:
 
 def _missing_runs(directory: Path, campaign: Campaign) -> list[str]:
     """A sentence for each finished host that planned runs have no record of."""
-    finished = {state.host for state in _host_states(directory) if state.state == "finished"}
-    said = []
-    for host in campaign.plan.hosts:
-        there = set(_finished_runs(directory, host.host))
-        gone = [run.run for run in host.runs if not run.spare and run.run not in there]
-        if gone and host.host in finished:
-            said.append(
-                f"{host.host} {NO_RECORD} {', '.join(gone)}, though it finished; the pair is not counted, and "
-                f"the time it took is among the rest"
-            )
-    return said
+    finished = finished_hosts(directory)
+    return [
+        said
+        for host in campaign.plan.hosts
+        if host.host in finished
+        and (said := missing_sentence(host.host, host.runs, _finished_runs(directory, host.host)))
+    ]
 
 
-def _host_plan_digests(directory: Path) -> dict[str, str]:
+def finished_hosts(directory: Path) -> set[str]:
+    """Hosts whose program had finished when it was last fetched."""
+    return {state.host for state in _host_states(directory) if state.state == "finished"}
+
+
+def missing_sentence(host: str, planned: Iterable[PlannedRun], there: Iterable[str]) -> str:
+    """What is said of a finished host that planned runs have no record of; empty where none is missing."""
+    left = set(there)
+    gone = [run.run for run in planned if not run.spare and run.run not in left]
+    if not gone:
+        return ""
+    return (
+        f"{host} {NO_RECORD} {', '.join(gone)}, though it finished; the pair is not counted, and the time it took is "
+        f"among the rest"
+    )
+
+
+def host_plan_digests(directory: Path) -> dict[str, str]:
     """Host → sha256 of its part of the plan, as campaign.json holds it.
 
     Taken from the text, not from the types: a later release may add fields with defaults, and old records must still
@@ -689,7 +724,7 @@ def analyze(directory: Path) -> Verdict:
         own_hit_share=campaign.own_hit_share,
         prices=campaign.prices,
         install_seconds=campaign.provenance.get("install_seconds"),
-        campaign_seconds=_campaign_seconds(directory),
+        campaign_seconds=campaign_seconds_of(directory),
         lost_hosts=lost_hosts_of(directory),
     )
     if (stopped := read_stopped(directory)) is not None:
@@ -714,12 +749,18 @@ def next_stage(directory_name: str, hosts: Sequence[str]) -> dict[str, Any]:
     return {"go": not reason, "reason": reason}
 
 
-def _campaign_seconds(directory: Path) -> float | None:
+def campaign_seconds_of(directory: Path) -> float | None:
     """What the campaign took from plan to verdict, seconds; None where it was resumed or never concluded."""
     try:
         return float(msgspec.json.decode((directory / "duration.json").read_bytes())["campaign_seconds"])
     except (OSError, msgspec.DecodeError, KeyError, TypeError):
         return None
+
+
+def write_verdict(directory: Path, verdict: Verdict) -> None:
+    """Write verdict.json and metrics.prom."""
+    write_atomically(directory / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict), indent=1))
+    write_atomically(directory / "metrics.prom", to_textfile(verdict).encode())
 
 
 @disk_errors_said()
@@ -733,13 +774,19 @@ def write_outputs(directory: Path, verdict: Verdict) -> None:
     campaign = read_campaign(directory)
     records = [record for runs in read_records(directory).values() for record in runs]
     frame = to_frame(records)
-    write_atomically(directory / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict), indent=1))
+    write_verdict(directory, verdict)
     write_summary(frame, directory)
-    write_atomically(directory / "metrics.prom", to_textfile(verdict).encode())
     about = {**campaign.provenance, "campaign": campaign.campaign, "seed": campaign.plan.seed,
              "plan_sha256": campaign.plan_sha256, "pins": campaign.pins}  # fmt: skip
     page = build_report(verdict, campaign.plan.protocol, records, about, frame)
     write_atomically(directory / "report.html", page.encode())
+
+
+def _into_history(directory: Path, verdict: Verdict) -> None:
+    """The campaign into the history beside it, results/history; again when it is concluded anew."""
+    from kvtrial.analysis.history.store import add
+
+    add(directory.resolve().parent / HISTORY, directory, verdict=verdict)
 
 
 @disk_errors_said()
@@ -764,6 +811,7 @@ def conclude(
         write_atomically(directory / "lost.json", msgspec.json.encode(sorted(set(lost_hosts) - planned)))
     verdict = analyze(directory)
     write_outputs(directory, verdict)
+    _into_history(directory, verdict)
     status = EXIT_STATUS.get(verdict.verdict, 0)
     why, unfinished = cause(verdict), ""
     if read_stopped(directory) is None and not is_complete(directory, campaign):

@@ -15,9 +15,10 @@ import msgspec
 import yaml
 
 import kvtrial
-from kvtrial.analysis import answerschemas
+from kvtrial.analysis import answerschemas, exporting
 from kvtrial.analysis import campaign as campaigns
 from kvtrial.analysis.check import check_launches
+from kvtrial.analysis.history.arguments import add_arguments as add_history_arguments
 from kvtrial.analysis.judge import command as judging
 from kvtrial.analysis.launch_arm import ended
 from kvtrial.analysis.observe import command as observing
@@ -33,11 +34,34 @@ SHOW_TRACEBACK = "KVTRIAL_TRACEBACK"
 
 def analyze(options: argparse.Namespace) -> int:
     """Gates, effects and verdict of a campaign, from its records; writes every output anew."""
+    if options.summaries:
+        return _from_summaries(options)
     done = campaigns.conclude(str(options.campaign))
     print((options.campaign / "verdict.json").read_text() if options.json else "\n".join(done["answer"]))
     if done["unfinished"]:
         print(done["cause"], file=sys.stderr)
     return int(done["exit_status"])
+
+
+def _from_summaries(options: argparse.Namespace) -> int:
+    """The verdict of a large fleet from its hosts' summaries; writes verdict.json and metrics.prom alone."""
+    from kvtrial.analysis.answer import ten_lines
+    from kvtrial.analysis.summaries import verdict_of
+
+    found = verdict_of(options.campaign)
+    campaigns.write_verdict(options.campaign, found)
+    lines = ten_lines(found, str(options.campaign))
+    print((options.campaign / "verdict.json").read_text() if options.json else "\n".join(lines))
+    return campaigns.EXIT_STATUS.get(found.verdict, 0)
+
+
+def summarise(options: argparse.Namespace) -> int:
+    """Judge hosts one at a time, each into a summary of kilobytes, for analyze --summaries."""
+    from kvtrial.analysis.summaries import summarise as write
+
+    for path in write(options.campaign, options.host or None):
+        print(path)
+    return 0
 
 
 def report(options: argparse.Namespace) -> int:
@@ -70,6 +94,13 @@ def fit_lengths(options: argparse.Namespace) -> int:
     else:
         print("\n".join(said for fit in fits for said in describe(fit)))
     return 0
+
+
+def history(options: argparse.Namespace) -> int:
+    """What changed from night to night, and what changed beside. Exit status 5 where it got worse lately."""
+    from kvtrial.analysis.history.command import command
+
+    return command(options)
 
 
 def plan(options: argparse.Namespace) -> int:
@@ -162,6 +193,10 @@ def _parser() -> argparse.ArgumentParser:
     analyzed = command("analyze", analyze)
     analyzed.add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
     analyzed.add_argument("--json", action="store_true")
+    analyzed.add_argument("--summaries", action="store_true", help="from summaries/ alone; see kvtrial summarise")
+    summarised = command("summarise", summarise)
+    summarised.add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
+    summarised.add_argument("--host", action="append", help="this host alone; may be given again")
     command("report", report).add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
     merged = command("merge", merge)
     merged.add_argument("parts", type=Path, nargs="+", help="campaigns that share no host")
@@ -171,6 +206,8 @@ def _parser() -> argparse.ArgumentParser:
     fitted.add_argument("campaign", type=Path, nargs="+")
     fitted.add_argument("--json", action="store_true")
     fitted.add_argument("--plot", type=Path, metavar="FILE.svg", help="write the lines and crossings as a figure")
+    add_history_arguments(command("history", history))
+    exporting.add_arguments(command("export", exporting.command))
     command("reproduce", show_reproduce).add_argument("record", type=Path, help="a record.json")
     checked = command("check", check)
     checked.add_argument("launch", type=Path, help="YAML with host, vllm and arms")

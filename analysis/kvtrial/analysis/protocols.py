@@ -17,7 +17,7 @@ from kvtrial.analysis.laddering import GROUPS, with_ladder_comparisons, with_pri
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.workloads import MOST_REQUESTS, refuse_impossible_workloads
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.protocol import Arm, Closed, Comparison, Mix, PercentOf, Phase, Protocol, Recorded, Trace
+from kvtrial.record.protocol import Arm, Closed, Comparison, Mix, Nights, PercentOf, Phase, Protocol, Recorded, Trace
 from kvtrial.record.trace import MOST_TOKENS
 from kvtrial.record.version import refuse_newer
 from kvtrial.record.versions import within
@@ -31,6 +31,8 @@ MOST_PROMPTS = 100_000
 MOST_STEPS = 100
 """Of a ladder of concurrencies."""
 REPLACEMENT_PAIRS_MAX = 2
+MOST_LOOKS = 60
+"""Nights that are pooled."""
 
 
 def one_of(value: str, allowed: list[str], what: str, do: str) -> UnusableInput:
@@ -170,7 +172,21 @@ def check_protocol(protocol: Protocol) -> None:
             f"{where}: faults.replacement_pairs={protocol.faults.replacement_pairs} can't be used; give 0 to "
             f"{REPLACEMENT_PAIRS_MAX}, since a campaign that goes on until pairs suit it proves nothing."
         )
+    _check_nights(protocol, f"protocol {protocol.name}")
     validate_gates(protocol)
+
+
+def _check_nights(protocol: Protocol, where: str) -> None:
+    if not isinstance(protocol.nights, Nights):
+        return
+    if not 2 <= protocol.nights.looks <= MOST_LOOKS:
+        raise UnusableInput(
+            f"{where}: nights.looks is {protocol.nights.looks}; give how many nights are pooled, 2 to {MOST_LOOKS}."
+        )
+    if not 0 < protocol.nights.alpha <= 0.2:
+        raise UnusableInput(
+            f"{where}: nights.alpha is {protocol.nights.alpha:g}; give a number above 0 and up to 0.2, such as 0.05."
+        )
 
 
 def _check_margin(comparison: Comparison, protocol: Protocol, where: str) -> None:

@@ -8,7 +8,7 @@ from kvtrial.analysis.breakeven import break_even
 from kvtrial.analysis.compare import blank_result
 from kvtrial.analysis.effect import Interval, decide, outward
 from kvtrial.analysis.faults import MAX_PAIR_GAP_SECONDS, Pair
-from kvtrial.analysis.fleet import LEAST_HOSTS, combine, odd_hosts
+from kvtrial.analysis.fleet import LEAST_HOSTS, combine
 from kvtrial.analysis.gates.conditions import calibration_caveat
 from kvtrial.analysis.hostverdict import (
     HostOutcome,
@@ -22,6 +22,7 @@ from kvtrial.analysis.hostverdict import (
 from kvtrial.analysis.ladder import host_ladder, no_cost
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.mixes import declared_shares, saturated_phases
+from kvtrial.analysis.oddhost import class_of, odd_notes, sentences
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.recommend import caveats_of, recommend
 from kvtrial.analysis.regime import regime_of
@@ -61,21 +62,43 @@ def conclude(
     UnusableInput for a protocol that can't be judged (an unknown gate or metric), never for records.
     """
     protocol = _with_margins(protocol, margins or {})
-    hosts = _hosts(records_by_host, planned)
     outcomes = {
-        host: judge_host(
-            protocol,
-            host,
-            records_by_host.get(host, ()),
-            _planned_runs(planned, host),
-            _pair_gap(planned, host) if max_pair_gap_seconds is None else max_pair_gap_seconds,
-        )
-        for host in hosts
+        host: judge_planned(protocol, host, records_by_host.get(host, ()), planned, max_pair_gap_seconds, prices)
+        for host in _hosts(records_by_host, planned)
     }
-    if protocol.ladder:
-        outcomes = {host: _with_ladder(protocol, host, outcome, planned, prices) for host, outcome in outcomes.items()}
+    return over_fleet(
+        protocol, outcomes, records_by_host, campaign, own_hit_share, install_seconds, campaign_seconds, lost_hosts
+    )
+
+
+def judge_planned(
+    protocol: Protocol,
+    host: str,
+    records: Sequence[RunRecord],
+    planned: Plan | None,
+    max_pair_gap_seconds: float | None = None,
+    prices: Prices | None = None,
+) -> HostOutcome:
+    """One host's outcome by itself, its ladder included. `planned` may hold this host's part alone."""
+    gap = _pair_gap(planned, host) if max_pair_gap_seconds is None else max_pair_gap_seconds
+    outcome = judge_host(protocol, host, records, _planned_runs(planned, host), gap)
+    return _with_ladder(protocol, host, outcome, planned, prices) if protocol.ladder else outcome
+
+
+def over_fleet(
+    protocol: Protocol,
+    outcomes: Mapping[str, HostOutcome],
+    records_by_host: Mapping[str, Sequence[RunRecord]],
+    campaign: str,
+    own_hit_share: float | None = None,
+    install_seconds: float | None = None,
+    campaign_seconds: float | None = None,
+    lost_hosts: Sequence[str] = (),
+) -> Verdict:
+    """The verdict from the hosts' outcomes. Of records only what a summary keeps is read: no list of requests."""
     lost = [host for host in lost_hosts if host not in outcomes]
-    outcomes |= {host: _lost(protocol, host) for host in lost}
+    hosts = list(outcomes)
+    outcomes = {**outcomes, **{host: _lost(protocol, host) for host in lost}}
     records = [record for host in hosts for record in records_by_host.get(host, ())]
     evidence = least_evidence(records)
     counted = {host: outcome for host, outcome in outcomes.items() if outcome.counts}
@@ -89,6 +112,10 @@ def conclude(
     if evidence == "cpu" and word != "INVALID":
         shown = "" if word == "INCONCLUSIVE" else "shown on a "
         reason += f"; {shown}CPU engine: this is about the mechanism, its times say nothing about GPUs"
+    odd = odd_notes(protocol, counted, records_by_host)
+    outcomes |= {
+        host: replace(o, verdict=replace(o.verdict, odd=odd[host])) for host, o in counted.items() if host in odd
+    }
     pairs_needed = _pairs_needed_note(comparisons)
     budget = tier_budget(protocol, _all_pairs(counted), comparisons) if word != "INVALID" else None
     advice = recommend(protocol, word, reason, evidence, comparisons, records, pairs_needed)
@@ -113,7 +140,7 @@ def conclude(
             *_pair_caveats(outcomes),
             *([uncalibrated] if (uncalibrated := calibration_caveat(records)) else []),
             *_saturation_caveats(protocol, records_by_host),
-            *_odd_host_caveats(protocol, counted, records_by_host),
+            *sentences(protocol, counted, odd),
         ],
     )
 
@@ -235,7 +262,7 @@ def _combined(
         return replace(next(iter(results.values())), heterogeneity=None)
     if len(known) < LEAST_HOSTS:
         return _two_hosts(blank, comparison, results, known)
-    combined = combine(list(known.values()))
+    combined = combine(list(known.values()), [class_of(counted[host]) for host in known])
     interval = combined.interval
     word, note = decide(interval, blank.margin, comparison.effect_scale, find_metric(comparison.metric).better)
     missing = [host for host, result in results.items() if "is missing in" in result.note]
@@ -255,7 +282,13 @@ def _combined(
         verdict=word,
         note=note,
         delta_ttft_seconds=_mean_delta(results.values()),
-        heterogeneity={"tau2": combined.tau2, "I2": combined.i2, "q": combined.q},
+        heterogeneity={
+            "tau2": combined.tau2,
+            "I2": combined.i2,
+            "q": combined.q,
+            "q_p_value": combined.q_p_value,
+            "hosts": float(len(known)),
+        },
     )
 
 
@@ -387,25 +420,3 @@ def _saturation_caveats(protocol: Protocol, records_by_host: Mapping[str, Sequen
         for host, records in records_by_host.items()
         for saturated in saturated_phases(record for record in records if record.outcome == "completed")
     ]
-
-
-def _odd_host_caveats(
-    protocol: Protocol, counted: Mapping[str, HostOutcome], records_by_host: Mapping[str, Sequence[RunRecord]]
-) -> list[str]:
-    index = next((i for i, c in enumerate(protocol.comparisons) if c.role == "primary"), None)
-    if index is None:
-        return []
-    scale = protocol.comparisons[index].effect_scale
-    intervals = {host: interval for host, o in counted.items() if (interval := o.intervals[index]) is not None}
-    classes = {host: _class_of(records_by_host[host][0]) for host in intervals}
-    return [
-        f"{odd.host} is the odd host: its effect {outward(intervals[odd.host].estimate, scale):.4g} lies "
-        f"{odd.deviation:+.1f} standard errors from the others' (p = {odd.p_value:.2g}, false discovery rate 5 % over "
-        f"{len(intervals)} hosts)"
-        for odd in odd_hosts(intervals, classes)
-    ]
-
-
-def _class_of(record: RunRecord) -> str:
-    gpus = ", ".join(gpu.get("name", "?") for gpu in record.conditions.gpus)
-    return f"{record.conditions.cpu_model} | {gpus}"

@@ -15,6 +15,7 @@ from msgspec import UNSET, Struct, UnsetType, field
 MayDiffer = Literal["prompt", "output_length", "answer"]
 Role = Literal["primary", "guard", "secondary"]
 EffectScale = Literal["ratio", "difference"]
+Spending = Literal["obrien_fleming", "pocock"]
 Size = int | str
 """An integer, or "$name" of an entry of `sizes`."""
 Number = int | float | str
@@ -280,6 +281,17 @@ class Ladder(Struct, frozen=True, forbid_unknown_fields=True):
     watch_seconds: float = 0.25
 
 
+class Nights(Struct, frozen=True, forbid_unknown_fields=True):
+    """The rule by which nights are pooled, declared before the first: `looks` nights are one trial, each one a look.
+
+    All looks together err with `alpha`, two-sided; `spending` says how much of it each look may spend.
+    """
+
+    looks: int
+    spending: Spending = "obrien_fleming"
+    alpha: float = 0.05
+
+
 class Faults(Struct, frozen=True, forbid_unknown_fields=True):
     """Fault policy: pairs dropped for a fault of the environment are repeated at the end, at most this many."""
 
@@ -290,6 +302,7 @@ class Protocol(Struct, frozen=True, forbid_unknown_fields=True):
     """The declared experiment. See playbooks/protocols/README.md for how to write one.
 
     `tiers`: sizes that are so many percent of the control's usable GPU KV cache, rounded up to whole chunks.
+    `nights` UNSET: nights are shown side by side and never pooled.
     """
 
     schema_version: str
@@ -311,3 +324,4 @@ class Protocol(Struct, frozen=True, forbid_unknown_fields=True):
     workloads: dict[str, Workload] | UnsetType = UNSET
     ladder: Ladder | UnsetType = UNSET
     tiers: dict[str, int] | UnsetType = UNSET
+    nights: Nights | UnsetType = UNSET

@@ -78,8 +78,19 @@ class RunCounts(Struct, frozen=True):
     engine_faults: int
 
 
+class OddNote(Struct, frozen=True):
+    """Why a host is called odd: its primary effect departs from the others' by `deviation` standard errors.
+
+    `likely_causes`: in what it differs from most of the others, the likelier first; empty where nothing recorded does.
+    """
+
+    deviation: float
+    p_value: float
+    likely_causes: list[str]
+
+
 class HostVerdict(Struct, frozen=True):
-    """The verdict of one host."""
+    """The verdict of one host. `odd` None: it is like the others, or they are too few to tell."""
 
     host: str
     verdict: Word
@@ -88,6 +99,7 @@ class HostVerdict(Struct, frozen=True):
     runs: RunCounts
     comparisons: list[ComparisonResult]
     ladder: LadderResult | None = None
+    odd: OddNote | None = None
 
 
 class Recommendation(Struct, frozen=True):

@@ -235,3 +235,30 @@ def test_pairs_needed_is_the_least_number_whose_detectable_effect_fits():
     assert pairs_needed(0.2, 0.001) is None
     assert pairs_for_shift(0.1, 0.0) is None
     assert pairs_needed(0.1, 0.05, effect=0.5) == 6
+
+
+def test_many_pairs_give_what_counting_gives(monkeypatch):
+    import numpy
+    from kvtrial.analysis import effect
+
+    generator = numpy.random.default_rng(8)
+    for shift, digits in ((0.1, 6), (0.0, 1)):
+        values = [round(float(v), digits) for v in generator.normal(shift, 1, 90)]
+        exact = effect.hodges_lehmann(values)
+        monkeypatch.setattr(effect, "EXACT_UP_TO", 10)
+        many = effect.hodges_lehmann(values)
+        monkeypatch.undo()
+        for field in ("estimate", "low", "high"):
+            assert getattr(many, field) == pytest.approx(getattr(exact, field), abs=0.01)
+        assert many.estimate == pytest.approx(exact.estimate, abs=1e-12)
+        assert many.p_value == pytest.approx(exact.p_value, abs=2e-3)
+        assert many.confidence == pytest.approx(exact.confidence, abs=2e-3)
+
+
+def test_eight_thousand_pairs_take_no_memory_for_their_averages():
+    import numpy
+    from kvtrial.analysis.effect import hodges_lehmann
+
+    found = hodges_lehmann(list(numpy.random.default_rng(9).normal(0.1, 1, 8000)))
+    assert found.low < 0.1 < found.high and found.high - found.low < 0.06
+    assert hodges_lehmann([0.0] * 200).p_value == 1.0

@@ -357,7 +357,7 @@ def test_three_hosts_are_combined_with_their_heterogeneity():
     effect = primary(found)
     assert effect.pairs == 18
     assert effect.ci_low < effect.effect < effect.ci_high
-    assert set(effect.heterogeneity) == {"tau2", "I2", "q"}
+    assert set(effect.heterogeneity) == {"tau2", "I2", "q", "q_p_value", "hosts"}
     assert len(found.hosts) == 3
     assert "3 of 3 hosts" in found.reason
 

@@ -1,0 +1,160 @@
+"""`kvtrial history`: campaigns into the store, what it says, and alarms.
+
+Exit status: 0 nothing changed for the worse lately, 5 it did (an alarm), 2 unusable input, or an alarm that could not
+be delivered.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+
+import httpx
+import msgspec
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+
+from kvtrial.analysis.history.model import History
+from kvtrial.analysis.history.reading import day, read
+from kvtrial.analysis.history.store import add, check_night
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.store import write_atomically
+
+ALARM = 5
+WEBHOOK_ATTEMPTS = 4
+WEBHOOK_FIRST_PAUSE_SECONDS = 1.0
+WEBHOOK_TIMEOUT_SECONDS = 10.0
+
+
+def command(options: argparse.Namespace) -> int:
+    """What changed from night to night, with what changed beside; status 5 where it got worse lately."""
+    if options.night is not None:
+        if not options.add:
+            raise UnusableInput("--night says which night the campaigns of --add are of; give --add with it.")
+        check_night(options.night)
+    if options.newest < 0:
+        raise UnusableInput(f"--newest {options.newest} is no number of nights; give 0 or more.")
+    if options.webhook is not None:
+        check_url(options.webhook)
+    for campaign in options.add:
+        done = add(options.store, campaign, options.night)
+        print(
+            f"{done.campaign}: night {done.night}, {done.hosts} hosts, {done.rows} rows"
+            + (f" ({done.replaced} hosts were there, replaced)" if done.replaced else ""),
+            file=sys.stderr,
+        )
+    history = read(options.store, options.host, options.protocol, options.newest)
+    as_json = msgspec.json.format(msgspec.json.encode(history), indent=1).decode
+    print(as_json() if options.json else "\n".join(lines(history)))
+    if options.textfile is not None:
+        write_atomically(options.textfile, to_textfile(history).encode())
+    if history.alarms and options.webhook is not None and (why := post(options.webhook, history)):
+        print(why, file=sys.stderr)
+        return 2
+    return ALARM if history.alarms else 0
+
+
+def lines(history: History) -> Iterator[str]:
+    """For people: the newest first that somebody must look at, then older changes, noise, pooled nights."""
+    span = f"{history.nights[0]} to {history.nights[-1]}" if history.nights else "none"
+    yield (
+        f"{len(history.nights)} nights ({span}), {len(history.hosts)} hosts, {history.series} series tested at a false "
+        f"discovery rate of {history.false_discovery_rate:.0%}"
+    )
+    small = [change for change in history.changes if not change.beyond_margin]
+    for change in history.changes:
+        if not change.beyond_margin:
+            continue
+        mark = "ALARM" if change.alarm else ("worse" if change.worse else "better")
+        yield f"{mark}: {change.sentence} (p = {change.p_value:.2g}, {change.nights_before} nights before it, " + (
+            f"{change.nights_after} since)" if change.evidence == "night"
+            else f"{change.nights_after} since; by runs, as if nights differed no more than they do)"
+        )  # fmt: skip
+    if len(small) == len(history.changes):
+        yield "no change beyond its margin"
+    if small:
+        yield f"{len(small)} changes smaller than their margins; --json lists them"
+    for floor in history.noise:
+        yield (
+            f"noise of {floor.host}, {floor.metric} of {floor.phase}: an A/A pair differs by {floor.sd:.1%} (SD, "
+            f"{floor.pairs} pairs of {floor.nights} nights)"
+        )
+    for trial in history.pooled:
+        where = "the fleet" if trial.host == "all" else trial.host
+        bounds = f"[{trial.ci_low:.4g}, {trial.ci_high:.4g}]" if trial.pairs else ""
+        interval = f"{trial.effect:.4g} {bounds}" if bounds else "no interval"
+        yield (
+            f"nights pooled by the rule of {trial.protocol} ({trial.spending}, look {trial.look} of {trial.looks}) on "
+            f"{where}: {trial.verdict} {interval} at {trial.confidence:.3%}, {trial.pairs} pairs"
+            + (f", decided on {day(trial.decided_at)}" if trial.decided_at else "")
+            + (f"; {trial.note}" if trial.note else "")
+        )
+    for host, nights in history.left_out.items():
+        yield f"left out, INVALID: {host} on {', '.join(day(night) for night in nights)}"
+
+
+def to_textfile(history: History) -> str:
+    """For node_exporter's textfile collector. No night is a label: each would start new series."""
+    registry = CollectorRegistry()
+    alarms = Gauge(
+        "kvtrial_history_alarms", "Changes for the worse among the newest nights.", ("protocol", "host"),
+        registry=registry,
+    )  # fmt: skip
+    for protocol in history.protocols:
+        for host in [*history.hosts, "all"]:
+            found = [c for c in history.alarms if (c.protocol, c.host) == (protocol, host)]
+            alarms.labels(protocol, host).set(len(found))
+    labels = ("protocol", "host", "kind", "arm", "against", "phase", "metric")
+    ratio = Gauge(
+        "kvtrial_history_alarm_ratio", "Level from the change on over that before; alarms on scale ratio.", labels,
+        registry=registry,
+    )  # fmt: skip
+    for change in history.alarms:
+        if change.ratio is not None:
+            where = (change.protocol, change.host, change.kind, change.arm, change.against, change.phase, change.metric)
+            ratio.labels(*where).set(change.ratio)
+    noise = Gauge(
+        "kvtrial_history_noise_sd", "SD of the log ratio of an A/A pair.", ("protocol", "host", "phase", "metric"),
+        registry=registry,
+    )  # fmt: skip
+    for floor in history.noise:
+        noise.labels(floor.protocol, floor.host, floor.phase, floor.metric).set(floor.sd)
+    Gauge("kvtrial_history_nights", "Nights in the store.", registry=registry).set(len(history.nights))
+    return generate_latest(registry).decode()
+
+
+def check_url(url: str) -> None:
+    """Raise UnusableInput unless it is an http or https URL."""
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError):
+        parsed = httpx.URL("")
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise UnusableInput(
+            f"--webhook {url!r} is no URL that can be posted to; give one that begins with https:// or http://."
+        )
+
+
+def post(url: str, history: History, first_pause_seconds: float = WEBHOOK_FIRST_PAUSE_SECONDS) -> str:
+    """Post the alarms as JSON, trying again after 1, 2 and 4 s; why it failed in one sentence, empty where it did not.
+
+    `{"text": one line an alarm, "alarms": [ChangePoint…]}`: chat services show `text`.
+    """
+    body = msgspec.json.encode({"text": "\n".join(c.sentence for c in history.alarms), "alarms": history.alarms})
+    why = ""
+    for attempt in range(WEBHOOK_ATTEMPTS):
+        if attempt:
+            time.sleep(first_pause_seconds * 2 ** (attempt - 1))
+        try:
+            answer = httpx.post(
+                url, content=body, headers={"content-type": "application/json"}, timeout=WEBHOOK_TIMEOUT_SECONDS
+            )
+        except httpx.HTTPError as error:
+            why = f"{type(error).__name__}: {error}"
+            continue
+        if answer.is_success:
+            return ""
+        why = f"status {answer.status_code}"
+        if answer.is_client_error and answer.status_code not in (408, 425, 429):
+            break
+    host = httpx.URL(url).host
+    return f"the webhook at {host} did not take the {len(history.alarms)} alarms ({why}); they stand above."

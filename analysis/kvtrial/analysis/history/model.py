@@ -1,0 +1,147 @@
+"""What a history says, as types. `kvtrial history --json` prints a History."""
+
+from typing import Literal
+
+from msgspec import Struct
+
+from kvtrial.record.protocol import EffectScale, Role
+from kvtrial.record.verdict import Word
+
+Kind = Literal["control", "effect", "noise"]
+"""control: the level of the control itself. effect: arm against control. noise: control against control (A/A)."""
+Unit = Literal["night", "run"]
+ALL_HOSTS = "all"
+"""The fleet as a series of its own; Ansible reserves the name, so no host bears it."""
+
+
+class ChangePoint(Struct, frozen=True):
+    """From `night` on, a series lies elsewhere than before; `before_night` is the last night before.
+
+    `kind` control: from_value and to_value are the control's level in `unit` (geometric mean over runs), `arm` is the
+    control. effect: they are the effect of `arm` against `against` (a ratio, or a difference in `unit`). `ratio` is
+    to / from, None on scale difference. `p_value` is adjusted for the choice of the night, not for the number of
+    series: for that the false discovery rate stands. `evidence`: what was counted as independent, nights or runs.
+    `worse`: by the metric's direction. `alarm`: worse, beyond the margin, and among the newest nights.
+    `pins_changed`: name → [before, that night]. `noise_sd`: of one A/A pair there (log), None where none was run.
+    """
+
+    host: str
+    protocol: str
+    night: str
+    before_night: str
+    kind: Kind
+    arm: str
+    against: str
+    phase: str
+    against_phase: str
+    metric: str
+    unit: str
+    scale: EffectScale
+    from_value: float
+    to_value: float
+    ratio: float | None
+    margin: float
+    p_value: float
+    evidence: Unit
+    nights_before: int
+    nights_after: int
+    worse: bool
+    beyond_margin: bool
+    alarm: bool
+    pins_changed: dict[str, list[str]]
+    noise_sd: float | None
+    sentence: str
+
+
+class NoiseFloor(Struct, frozen=True):
+    """How far two servers of one configuration lie apart on a host: the SD of an A/A pair's log ratio, over nights."""
+
+    host: str
+    protocol: str
+    phase: str
+    metric: str
+    sd: float
+    pairs: int
+    nights: int
+
+
+class PooledNights(Struct, frozen=True):
+    """The primary comparison over the nights of one trial, by the rule that the protocol declares.
+
+    `look` of `looks`; the interval's `confidence` is 1 − the level of that look. `decided_at`: the night at which the
+    verdict was first not INCONCLUSIVE: it stands, and later nights of the trial are not counted.
+    """
+
+    host: str
+    protocol: str
+    arm: str
+    against: str
+    phase: str
+    metric: str
+    scale: EffectScale
+    nights: list[str]
+    look: int
+    looks: int
+    spending: str
+    alpha: float
+    effect: float | None
+    ci_low: float | None
+    ci_high: float | None
+    confidence: float
+    pairs: int
+    margin: float
+    verdict: Word
+    decided_at: str | None
+    note: str
+
+
+class History(Struct, frozen=True):
+    """All that a store says. `series`: how many were tested for changes; `left_out`: nights INVALID, by host."""
+
+    schema_version: str
+    nights: list[str]
+    hosts: list[str]
+    protocols: list[str]
+    series: int
+    false_discovery_rate: float
+    changes: list[ChangePoint]
+    noise: list[NoiseFloor]
+    pooled: list[PooledNights]
+    left_out: dict[str, list[str]]
+    engine: Literal["pandas", "duckdb"]
+
+    @property
+    def alarms(self) -> list[ChangePoint]:
+        """Changes for the worse that somebody should look at now."""
+        return [change for change in self.changes if change.alarm]
+
+
+class Row(Struct, frozen=True):
+    """One value of one campaign in the store, on the inner scale (log for ratios), with what the night ran on.
+
+    `role` of the comparison it comes from. `settings`: JSON, name → value. `rule`: JSON of the protocol's `nights`,
+    empty where it declares none. `word`: the host's verdict that night.
+    """
+
+    campaign: str
+    protocol: str
+    host: str
+    night: str
+    started_at_utc: str
+    kind: Kind
+    arm: str
+    against: str
+    phase: str
+    against_phase: str
+    metric: str
+    unit: str
+    better: str
+    role: Role
+    scale: EffectScale
+    margin: float
+    pair: int
+    value: float
+    word: Word
+    evidence: str
+    settings: str
+    rule: str

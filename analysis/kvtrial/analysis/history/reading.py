@@ -1,0 +1,289 @@
+"""From a store to what it says: series, change points with what changed that night, noise floors, pooled nights."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, cast
+
+import msgspec
+import pandas
+
+from kvtrial.analysis.campaign import disk_errors_said
+from kvtrial.analysis.drift import changes as setting_changes
+from kvtrial.analysis.effect import Interval, decide, hodges_lehmann, outward
+from kvtrial.analysis.fleet import FALSE_DISCOVERY_RATE, LEAST_HOSTS, combine
+from kvtrial.analysis.history.arguments import NEWEST_NIGHTS
+from kvtrial.analysis.history.changepoints import Nightly, Split, changed
+from kvtrial.analysis.history.model import ALL_HOSTS, ChangePoint, History, NoiseFloor, PooledNights
+from kvtrial.analysis.history.store import SERIES, files_of, left_out_of, nights_of, rows_with
+from kvtrial.analysis.metrics import find_metric
+from kvtrial.analysis.spending import blocks, levels
+from kvtrial.record.protocol import Nights
+from kvtrial.record.version import SCHEMA_VERSION
+
+NAMES = {
+    "ttft_median_seconds": "TTFT", "ttft_mean_seconds": "mean TTFT", "ttft_p95_seconds": "p95 TTFT",
+    "inter_token_median_seconds": "inter-token time", "inter_token_p95_seconds": "p95 inter-token time",
+    "e2e_median_seconds": "time to the last token", "e2e_p95_seconds": "p95 time to the last token",
+    "output_throughput_tokens_per_second": "throughput", "ram_used_peak_bytes": "peak RAM",
+}  # fmt: skip
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+Key = tuple[str, ...]
+
+
+@disk_errors_said()
+def read(
+    store: Path,
+    host: str | None = None,
+    protocol: str | None = None,
+    newest_nights: int = NEWEST_NIGHTS,
+    rate: float = FALSE_DISCOVERY_RATE,
+    engine: Literal["pandas", "duckdb"] | None = None,
+) -> History:
+    """Everything a store says of these hosts and protocols; `engine` None: DuckDB where it is larger than memory likes.
+
+    Tested for changes are primary comparisons and guards: effects, and the control's own levels. Raises UnusableInput.
+    """
+    files = files_of(store, host, protocol)
+    frame, used = nights_of(files, engine)
+    nights = sorted(set(frame["night"]))
+    noise = list(_noise(frame))
+    tested = frame[(frame["kind"] != "noise") & (frame["role"] != "secondary")]
+    series = _series(tested)
+    about = {_key(row): row for row in _records(tested.drop_duplicates(SERIES, keep="last"))}
+    series |= (fleet := _fleet_series(series))
+    about |= {key: about[next(k for k in about if _of_fleet(k) == key)] for key in fleet}
+    settings = _settings(frame)
+    floors = {(floor.protocol, floor.host, floor.metric): floor.sd for floor in noise}
+    fresh = set(nights[-newest_nights:]) if newest_nights else set()
+    found = [
+        _change(key, about[key], series[key], split, settings, floors, fresh)
+        for key, splits in changed(series, rate).items()
+        for split in splits
+    ]
+    return History(
+        schema_version=SCHEMA_VERSION,
+        nights=nights,
+        hosts=sorted(set(frame["host"])),
+        protocols=sorted(set(frame["protocol"])),
+        series=len(series),
+        false_discovery_rate=rate,
+        changes=sorted(found, key=lambda c: (not c.alarm, c.night, c.host, c.kind, c.p_value)),
+        noise=noise,
+        pooled=list(_pooled(store, files, sorted(set(frame["protocol"])))),
+        left_out=left_out_of(files),
+        engine=cast(Literal["pandas", "duckdb"], used),
+    )
+
+
+def _records(frame: pandas.DataFrame) -> Iterator[dict[str, Any]]:
+    return iter(cast(list[dict[str, Any]], frame.to_dict("records")))
+
+
+def _key(row: Mapping[str, Any]) -> Key:
+    return tuple(str(row[name]) for name in SERIES)
+
+
+def _of_fleet(key: Key) -> Key:
+    return (key[0], ALL_HOSTS, *key[2:])
+
+
+def _series(frame: pandas.DataFrame) -> dict[Key, Nightly]:
+    return {
+        tuple(map(str, cast(tuple[Any, ...], key))): Nightly(
+            list(rows["night"]), list(rows["value"]), [int(n) for n in rows["runs"]], list(rows["sd"])
+        )
+        for key, rows in frame.groupby(SERIES, sort=False)
+    }
+
+
+def _fleet_series(series: Mapping[Key, Nightly]) -> dict[Key, Nightly]:
+    """Per night the median over hosts of how far each lies from its own median, from three hosts on.
+
+    Medians, so that one host that changed is no change of the fleet. The hosts take the place of runs.
+    """
+    hosts: dict[Key, dict[str, Nightly]] = {}
+    for key, nightly in series.items():
+        hosts.setdefault(_of_fleet(key), {})[key[1]] = nightly
+    found = {}
+    for key, of_host in hosts.items():
+        if len(of_host) < LEAST_HOSTS:
+            continue
+        # Only nights of most hosts: one that a few alone ran would say who was there.
+        by_night: dict[str, list[float]] = {}
+        grand = median(median(nightly.values) for nightly in of_host.values())
+        for nightly in of_host.values():
+            own = median(nightly.values)
+            for night, value in zip(nightly.nights, nightly.values, strict=True):
+                by_night.setdefault(night, []).append(value - own + grand)
+        nights = [night for night in sorted(by_night) if len(by_night[night]) >= max(LEAST_HOSTS, len(of_host) / 2)]
+        if len(nights) < 2:
+            continue
+        values = [pandas.Series(by_night[night]) for night in nights]
+        found[key] = Nightly(
+            nights, [float(v.median()) for v in values], [len(v) for v in values], [float(v.std()) for v in values]
+        )
+    return found
+
+
+def _settings(frame: pandas.DataFrame) -> dict[tuple[str, str, str], dict[str, str]]:
+    """(protocol, host, night) → what the host was that night."""
+    rows = frame.drop_duplicates(["protocol", "host", "night"], keep="last")
+    return {
+        (str(r["protocol"]), str(r["host"]), str(r["night"])): msgspec.json.decode(r["settings"], type=dict[str, str])
+        for r in _records(rows)
+    }
+
+
+def _change(
+    key: Key,
+    row: Mapping[str, Any],
+    nightly: Nightly,
+    split: Split,
+    settings: Mapping[tuple[str, str, str], dict[str, str]],
+    floors: Mapping[tuple[str, str, str], float],
+    fresh: set[str],
+) -> ChangePoint:
+    protocol, host, kind, arm, against, phase, against_phase, metric = key
+    night, before_night = nightly.nights[split.at], nightly.nights[split.at - 1]
+    scale = row["scale"]
+    step = split.after - split.before
+    ratio = math.exp(step) if scale == "ratio" else None
+    margin = float(row["margin"])
+    large = abs(step) > (math.log1p(margin) if scale == "ratio" else margin)
+    worse = (step > 0) == (row["better"] == "lower")
+    if host == ALL_HOSTS:
+        pins = _common_changes(settings, protocol, before_night, night)
+    else:
+        pins = setting_changes(
+            settings.get((protocol, host, before_night), {}), settings.get((protocol, host, night), {})
+        )
+    point = ChangePoint(
+        host=host, protocol=protocol, night=night, before_night=before_night, kind=cast(Any, kind), arm=arm,
+        against=against, phase=phase, against_phase=against_phase, metric=metric, unit=str(row["unit"]), scale=scale,
+        from_value=outward(split.before, scale), to_value=outward(split.after, scale), ratio=ratio, margin=margin,
+        p_value=split.p_value, evidence=split.evidence, nights_before=split.at - split.start,
+        nights_after=split.end - split.at, worse=worse, beyond_margin=large, alarm=worse and large and night in fresh,
+        pins_changed={name: list(pair) for name, pair in pins.items()},
+        noise_sd=floors.get((protocol, host, metric)) or _any_floor(floors, host, metric), sentence="",
+    )  # fmt: skip
+    return msgspec.structs.replace(point, sentence=sentence(point))
+
+
+def _any_floor(floors: Mapping[tuple[str, str, str], float], host: str, metric: str) -> float | None:
+    """The floor of this host and metric from whichever protocol ran the A/A pairs (aa_noise, as a rule)."""
+    return next((sd for (_, of, name), sd in floors.items() if (of, name) == (host, metric)), None)
+
+
+def _common_changes(
+    settings: Mapping[tuple[str, str, str], dict[str, str]], protocol: str, before: str, night: str
+) -> dict[str, tuple[str, str]]:
+    """What changed that night on more than half of the hosts, in one way."""
+    hosts = {host for of, host, when in settings if of == protocol and when == night}
+    counted: dict[tuple[str, str, str], int] = {}
+    for host in hosts:
+        for name, pair in setting_changes(
+            settings.get((protocol, host, before), {}), settings[protocol, host, night]
+        ).items():
+            counted[name, *pair] = counted.get((name, *pair), 0) + 1
+    return {name: (was, now) for (name, was, now), count in counted.items() if 2 * count > len(hosts)}
+
+
+def day(night: str) -> str:
+    """2026-11-14 as 14 Nov."""
+    return f"{int(night[8:])} {MONTHS[int(night[5:7]) - 1]}"
+
+
+def sentence(point: ChangePoint) -> str:
+    """As "TTFT of the control rose 12 % on host g07 on 14 Nov; driver 580.126 → 580.159 that night"."""
+    name = NAMES.get(point.metric, point.metric)
+    where = "over the fleet" if point.host == ALL_HOSTS else f"on host {point.host}"
+    verb = "rose" if point.to_value > point.from_value else "fell"
+    of = f"{name} of " + ("the control" if point.kind == "control" else f"{point.arm} against {point.against}")
+    size = f"{abs(point.ratio - 1):.0%}" if point.ratio is not None else f"{abs(point.to_value - point.from_value):.4g}"
+    size = size.replace("%", " %") if point.ratio is not None else f"by {size} {point.unit}"
+    if point.kind == "effect" and point.ratio is not None:
+        size = f"from ×{point.from_value:.3g} to ×{point.to_value:.3g}"
+    pins = ", ".join(f"{pin} {was} → {now}" for pin, (was, now) in point.pins_changed.items())
+    cause = f"{pins} that night" if pins else "nothing recorded changed that night"
+    return f"{of} ({point.phase}) {verb} {size} {where} on {day(point.night)}; {cause}"
+
+
+# --------------------------------------------------------------------------------------------------- noise, pooling
+
+
+def _noise(frame: pandas.DataFrame) -> Iterator[NoiseFloor]:
+    """SD of A/A pairs about 0: their truth is known, so the mean of few is not taken off."""
+    rows = frame[(frame["kind"] == "noise") & (frame["scale"] == "ratio")]
+    for key, group in rows.groupby(["protocol", "host", "phase", "metric"], sort=True):
+        protocol, host, phase, metric = map(str, cast(tuple[Any, ...], key))
+        pairs = int(group["runs"].sum())
+        within = ((group["runs"] - 1) * group["sd"].fillna(0.0) ** 2).sum()
+        squares = float(within + (group["runs"] * group["value"] ** 2).sum())
+        yield NoiseFloor(host, protocol, phase, metric, math.sqrt(squares / pairs), pairs, len(group))
+
+
+def _pooled(store: Path, files: list[Path], protocols: Sequence[str]) -> Iterator[PooledNights]:
+    """Of each protocol that declares a rule, the newest trial of nights by host, and over the fleet."""
+    for protocol in protocols:
+        of_protocol = [path for path in files if path.parents[1].name.endswith(f"={protocol}")]
+        rows = rows_with(of_protocol, {"kind": "effect", "role": "primary"})
+        rows = rows[(rows["word"] != "INVALID") & (rows["rule"] != "")]
+        if rows.empty:
+            continue
+        newest = rows.sort_values(["night", "started_at_utc"]).iloc[-1]
+        rule = msgspec.json.decode(str(newest["rule"]), type=Nights)
+        # Only nights that declared this very rule: one that was changed begins a trial anew.
+        rows = rows[rows["rule"] == newest["rule"]]
+        nights = blocks([str(night) for night in rows["night"]], rule.looks)[-1]
+        by_host = {
+            str(host): {str(n): list(map(float, v)) for n, v in group.groupby("night")["value"]}
+            for host, group in rows[rows["night"].isin(nights)].groupby("host")
+        }
+        for host, by_night in by_host.items():
+            yield _trial(newest, rule, host, nights, {host: by_night})
+        if len(by_host) >= LEAST_HOSTS:
+            yield _trial(newest, rule, ALL_HOSTS, nights, by_host)
+
+
+def _trial(
+    row: Any, rule: Nights, host: str, nights: Sequence[str], by_host: Mapping[str, Mapping[str, list[float]]]
+) -> PooledNights:
+    """Look after look, until one decides; what that one says stands."""
+    scale, better, margin = row["scale"], find_metric(str(row["metric"])).better, float(row["margin"])
+    spent = levels(rule.looks, rule.alpha, rule.spending)
+    word, note, interval, look, decided = "INCONCLUSIVE", "no look has anything to spend yet", None, 0, None
+    for look in range(1, len(nights) + 1):
+        confidence = 1 - spent[look - 1]
+        found = _interval(by_host, nights[:look], confidence)
+        if found is None or found.confidence < confidence - 1e-9:
+            note = f"{0 if found is None else found.pairs} pairs are too few for the level of look {look}"
+            continue
+        interval = found
+        word, note = decide(found, margin, scale, better)
+        if word != "INCONCLUSIVE":
+            decided = nights[look - 1]
+            break
+    return PooledNights(
+        host=host, protocol=str(row["protocol"]), arm=str(row["arm"]), against=str(row["against"]),
+        phase=str(row["phase"]), metric=str(row["metric"]), scale=scale, nights=list(nights), look=look,
+        looks=rule.looks, spending=rule.spending, alpha=rule.alpha,
+        effect=None if interval is None else outward(interval.estimate, scale),
+        ci_low=None if interval is None else outward(interval.low, scale),
+        ci_high=None if interval is None else outward(interval.high, scale),
+        confidence=1 - spent[look - 1], pairs=0 if interval is None else interval.pairs, margin=margin,
+        verdict=cast(Any, word), decided_at=decided, note=note,
+    )  # fmt: skip
+
+
+def _interval(
+    by_host: Mapping[str, Mapping[str, list[float]]], nights: Iterable[str], confidence: float
+) -> Interval | None:
+    """Over the pairs of these nights: of one host its own interval, of several the fleet's."""
+    chosen = list(nights)
+    pairs = [[value for night in chosen for value in of.get(night, ())] for of in by_host.values()]
+    intervals = [hodges_lehmann(values, confidence) for values in pairs if len(values) > 1]
+    if len(by_host) == 1:
+        return intervals[0] if intervals else None
+    return combine(intervals, confidence=confidence).interval if len(intervals) >= LEAST_HOSTS else None

@@ -1,0 +1,255 @@
+"""Analysis at the size of a large fleet: 1,000 hosts × 16 runs × 2,000 requests, generated.
+
+    make bench-analysis             all of it; writes results/analysis.json
+    make bench-analysis HOSTS=20    fewer hosts, not written
+
+Two steps, each in a process of its own whose peak memory the kernel counts:
+- records → summaries (`kvtrial summarise`), host by host: a record as a host makes it, with its 2,000 requests listed.
+  Each host's records are made by this program right before, and removed after (together they would take over 10 GB of
+  disk), so the making is in nobody's figure;
+- summaries → verdict (`kvtrial analyze --summaries`), from the command's start to verdict.json, no record being there.
+
+What is generated is offload_return with more prompts than it ships with, every gate satisfied, the hosts' effects
+spread by 5 %, one of them off by 40 %.
+"""
+
+import argparse
+import datetime
+import hashlib
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "analysis"), str(ROOT / "tests"), str(ROOT / "tests" / "unit" / "analysis")]
+
+import build  # noqa: E402
+from kvtrial.analysis.campaign import Campaign  # noqa: E402
+from kvtrial.record.plan import HostPlan, Limits, PhasePlan, Plan, PromptPlan, RunPlan  # noqa: E402
+from kvtrial.record.record import PhaseRecord, RunRecord  # noqa: E402
+from msgspec.structs import replace  # noqa: E402
+
+RESULT = Path(__file__).parent / "results" / "analysis.json"
+PAIRS = 8
+SIZES = {"targets": 100, "pressure": 200, "fits": 72, "misses": 993, "warmups": 8}
+TIER_BYTES = 2**35
+MADE = "20261114T010000Z"
+NAME = f"offload_return-{MADE}"
+ODD_HOST = 500
+HOST = "host-0000"
+
+
+def made_protocol() -> Any:
+    """offload_return with enough prompts for 2,000 requests a run, and a tier that holds them."""
+    shipped = msgspec.convert(msgspec.json.decode(msgspec.json.encode(build.protocol())), type=type(build.protocol()))
+    return replace(shipped, sizes=shipped.sizes | SIZES | {"tier_bytes": TIER_BYTES})
+
+
+def records(scale: float) -> list[RunRecord]:
+    """The runs of one host, whose offload arm is slower by `scale`."""
+    return [_whole(record) for record in build.honest_records(PAIRS, "standin", HOST, 0, scale)]
+
+
+def _whole(record: RunRecord) -> RunRecord:
+    run = f"p{record.pair:02}-{record.position + 1}-{record.arm}"
+    return replace(record, campaign=NAME, run=run, files={}, phases=[_listed(phase) for phase in record.phases])
+
+
+def _listed(phase: PhaseRecord) -> PhaseRecord:
+    """Times that differ from request to request, with the phase's numbers made of them."""
+    generator = numpy.random.default_rng(len(phase.requests))
+    spread = numpy.exp(0.02 * generator.standard_normal(len(phase.requests)))
+    times = [round(float(request.ttft_seconds * by), 7) for request, by in zip(phase.requests, spread, strict=True)]
+    facts = [
+        replace(r, ttft_seconds=t, e2e_seconds=round(t + 0.1, 7)) for r, t in zip(phase.requests, times, strict=True)
+    ]
+    return replace(phase, requests=facts, ttft_median_seconds=statistics.median(times))
+
+
+def plan_of(host: str, made: list[RunRecord], protocol: Any) -> HostPlan:
+    """The host's part of the plan, each phase with its prompts' indices."""
+    first = made[0]
+    runs = [RunPlan(r.run, r.pair, r.position, r.arm, False, [_phase_plan(phase) for phase in r.phases]) for r in made]
+    return HostPlan(
+        schema_version="1.0", protocol=protocol.name, host=host, seed=1, backend="cpu", vllm_version="0.32.0",
+        model=first.model, capacity=first.capacity, launches={r.arm: r.launch for r in made}, runs=runs,
+        replacement_pairs=2, limits=Limits(3600, 60, 60, 60, 60, 60, 1800, 900, 0, 0, 0),
+        if_controller_gone="continue",
+    )  # fmt: skip
+
+
+def _phase_plan(phase: PhaseRecord) -> PhasePlan:
+    indices = [int(request.key.rpartition("/")[2]) for request in phase.requests]
+    prompts = PromptPlan(phase.name, "s", len(indices), build.PROMPT_TOKENS, 0, 32, 126)
+    return PhasePlan(phase.name, phase.block, prompts, indices, phase.block, 1, 1, None)
+
+
+class Fleet:
+    """A campaign's folder whose hosts are copies of a few, made one at a time."""
+
+    def __init__(self, directory: Path, hosts: int) -> None:
+        self.directory = directory
+        self.hosts = [f"host-{number:04}" for number in range(hosts)]
+        protocol = made_protocol()
+        build.protocol.cache_clear()
+        build.protocol = lambda: protocol  # type: ignore[assignment]
+        build.TIER_BYTES = TIER_BYTES
+        scales = [float(numpy.exp(0.05 * (k - 4.5) / 2.87)) for k in range(10)]
+        kinds = [records(scale) for scale in [*scales, 1.4]]
+        self._bytes = [[(r.run, msgspec.json.encode(r)) for r in made] for made in kinds]
+        self.requests = sum(phase.sent for phase in kinds[0][0].phases)
+        part = plan_of(HOST, kinds[0], protocol)
+        parts = [replace(part, host=host) for host in self.hosts]
+        directory.mkdir()
+        campaign = Campaign(
+            "1.0", NAME, Plan("1.0", protocol, 1, [], {}), "generated", {}, {"created_at_utc": MADE}, None
+        )
+        raw = msgspec.json.encode(campaign).replace(
+            b'"hosts":[]', b'"hosts":[' + b",".join(map(msgspec.json.encode, parts)) + b"]", 1
+        )
+        (directory / "campaign.json").write_bytes(raw)
+        (directory / "hosts").mkdir()
+        self._digests = {p.host: hashlib.sha256(msgspec.json.encode(p, order="sorted")).hexdigest() for p in parts}
+        self.plan_bytes = len(raw)
+
+    def make(self, number: int) -> int:
+        """Write a host's records; their bytes."""
+        host = self.hosts[number]
+        kind = 10 if number == ODD_HOST else number % 10
+        total = 0
+        for run, raw in self._bytes[kind]:
+            folder = self.directory / "runs" / host / run
+            folder.mkdir(parents=True)
+            own = raw.replace(f'"host":"{HOST}"'.encode(), f'"host":"{host}"'.encode(), 1)
+            own = own.replace(build._sha("plan").encode(), self._digests[host].encode(), 1)
+            (folder / "record.json").write_bytes(own)
+            (folder / "record.sha256").write_text(f"{hashlib.sha256(own).hexdigest()}  record.json\n")
+            total += len(own)
+        return total
+
+    def remove(self, number: int) -> None:
+        shutil.rmtree(self.directory / "runs" / self.hosts[number])
+
+
+PEAK = """
+def peak():
+    # VmHWM begins anew with a program; what getrusage says is handed down from the one that started it.
+    return next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+"""
+SUMMARISE = (
+    PEAK
+    + """
+import sys, time
+from pathlib import Path
+from kvtrial.analysis.summaries import Outline, summarise_host
+outline, seconds = Outline(Path(sys.argv[1])), 0.0
+for line in sys.stdin:
+    started = time.process_time()
+    summarise_host(outline, line.strip())
+    seconds += time.process_time() - started
+    print("done", flush=True)
+print(seconds, peak(), flush=True)
+"""
+)
+VERDICT = (
+    PEAK
+    + """
+import sys, time
+started = time.monotonic()
+from kvtrial.analysis.cli import main
+status = main(["analyze", sys.argv[1], "--summaries"])
+print(status, time.monotonic() - started, time.process_time(), peak())
+"""
+)
+
+
+def measure(hosts: int, folder: Path) -> list[dict[str, Any]]:
+    """The rows of the table."""
+    fleet = Fleet(folder / NAME, hosts)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "analysis"), "OMP_NUM_THREADS": "1"}
+    worker = subprocess.Popen(
+        [sys.executable, "-c", SUMMARISE, str(fleet.directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True, env=environment,
+    )  # fmt: skip
+    assert worker.stdin and worker.stdout
+    raw_bytes = 0
+    for number in range(hosts):
+        raw_bytes += fleet.make(number)
+        worker.stdin.write(fleet.hosts[number] + "\n")
+        worker.stdin.flush()
+        if worker.stdout.readline().strip() != "done":
+            raise SystemExit(f"summarising {fleet.hosts[number]} failed")
+        fleet.remove(number)
+    worker.stdin.close()
+    seconds, peak = map(float, worker.stdout.read().split())
+    worker.wait()
+    kept = sum(path.stat().st_size for path in (fleet.directory / "summaries").iterdir())
+    runs = hosts * 2 * PAIRS
+    command = [sys.executable, "-c", VERDICT, str(fleet.directory)]
+    answer = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+    status, wall, cpu, memory = answer.splitlines()[-1].split()
+    verdict = json.loads((fleet.directory / "verdict.json").read_text())
+    odd = [host["host"] for host in verdict["hosts"] if host["odd"]]
+    print(answer.splitlines()[0], f"(status {status}; odd: {odd})")
+
+    def row(subject: str, metric: str, value: float, unit: str) -> dict[str, Any]:
+        return {"subject": subject, "metric": metric, "value": round(value, 3), "unit": unit}
+
+    return [
+        row("size", "hosts", hosts, "hosts"),
+        row("size", "runs per host", 2 * PAIRS, "runs"),
+        row("size", "requests per run", fleet.requests, "requests"),
+        row("size", "records of a run", raw_bytes / runs / 1024, "KiB"),
+        row("size", "records together", raw_bytes / 2**30, "GiB"),
+        row("size", "campaign.json", fleet.plan_bytes / 2**20, "MiB"),
+        row("records to summaries", "peak memory", peak / 2**20, "GiB"),
+        row("records to summaries", "CPU per run", 1000 * seconds / runs, "milliseconds"),
+        row("records to summaries", "CPU together", seconds, "seconds"),
+        row("records to summaries", "summary per run", kept / runs / 1024, "KiB"),
+        row("summaries to verdict", "wall time", float(wall), "seconds"),
+        row("summaries to verdict", "CPU time", float(cpu), "seconds"),
+        row("summaries to verdict", "peak memory", float(memory) / 2**20, "GiB"),
+        row(
+            "summaries to verdict",
+            "hosts that count",
+            sum(h["verdict"] != "INVALID" for h in verdict["hosts"]),
+            "hosts",
+        ),
+        row("summaries to verdict", "hosts called odd (one is)", len(odd), "hosts"),
+    ]
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("hosts", type=int, nargs="?", default=1000)
+    asked = options.parse_args()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="kvtrial-bench-") as folder:
+        rows = measure(asked.hosts, Path(folder))
+    for each in rows:
+        print(f"{each['subject']:22} {each['metric']:28} {each['value']:12g} {each['unit']}")
+    print(f"took {time.monotonic() - started:.0f} s, making records included")
+    if asked.hosts == 1000:
+        table = {
+            "benchmark": "analysis",
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "machine": f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f} at the end",
+            "rows": rows,
+        }
+        RESULT.write_text(json.dumps(table, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,284 @@
+"""The history: planted changes are found on their night with their cause, and a quiet store stays quiet."""
+
+import json
+import math
+from pathlib import Path
+
+import msgspec
+import numpy
+import pandas
+import pytest
+from history_build import NIGHTS, campaign_on, night, plant, store_of
+from kvtrial.analysis.cli import main
+from kvtrial.analysis.history import ALL_HOSTS
+from kvtrial.analysis.history.changepoints import Nightly, best_split, changed
+from kvtrial.analysis.history.command import to_textfile
+from kvtrial.analysis.history.reading import read
+from kvtrial.analysis.history.store import add, files_of, nights_of
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.protocol import Nights
+
+
+def ttft_of(history, host):
+    """Changes of the control's TTFT of the return, the primary comparison's, in time order."""
+    wanted = (host, "control", "return", "ttft_median_seconds")
+    return sorted((c for c in history.changes if (c.host, c.kind, c.phase, c.metric) == wanted), key=lambda c: c.night)
+
+
+def test_a_planted_rise_of_the_control_is_found_on_its_night_with_its_cause(tmp_path):
+    store_of(tmp_path, plant("g07", night(13), control=1.12, driver="580.159"))
+    found = read(tmp_path)
+    levels = ttft_of(found, "g07")
+    assert len(levels) == 1
+    assert (levels[0].night, levels[0].before_night) == (night(13), night(12))
+    assert levels[0].ratio == pytest.approx(1.12, rel=0.02)
+    assert levels[0].pins_changed == {"driver": ["580.126", "580.159"]}
+    assert levels[0].worse and levels[0].alarm
+    assert levels[0].sentence == (
+        "TTFT of the control (return) rose 12 % on host g07 on 14 Nov; driver 580.126 → 580.159 that night"
+    )
+    assert {c.host for c in found.alarms} == {"g07"}
+
+
+def test_a_change_of_the_effect_is_told_from_one_of_the_control(tmp_path):
+    store_of(tmp_path, plant("g03", night(10), effect=1.3))
+    found = [c for c in read(tmp_path).changes if c.host == "g03"]
+    assert {(c.kind, c.night) for c in found} == {("effect", night(10))}
+    assert all("nothing recorded changed that night" in c.sentence for c in found)
+    assert found[0].to_value / found[0].from_value == pytest.approx(1.3, rel=0.03)
+
+
+def test_what_all_hosts_do_is_a_change_of_the_fleet(tmp_path):
+    store_of(tmp_path, *(plant(host, night(12), control=0.9, kernel="6.9") for host in ("g01", "g03", "g07", "g09")))
+    (found,) = ttft_of(read(tmp_path), ALL_HOSTS)
+    assert (found.night, found.pins_changed) == (night(12), {"kernel": ["6.8", "6.9"]})
+    assert not found.worse and not found.alarm
+    assert "fell 10 % over the fleet on 13 Nov; kernel 6.8 → 6.9 that night" in found.sentence
+
+
+def test_an_old_change_is_told_and_raises_no_alarm(tmp_path):
+    store_of(tmp_path, plant("g07", night(5), control=1.2))
+    found = read(tmp_path)
+    assert [c.night for c in ttft_of(found, "g07")] == [night(5)]
+    assert not found.alarms and read(tmp_path, newest_nights=NIGHTS).alarms
+
+
+def test_a_change_below_the_margin_raises_no_alarm(tmp_path):
+    store_of(tmp_path, plant("g07", night(10), control=1.03), noise=0.002)
+    found = read(tmp_path)
+    assert any(c.host == "g07" for c in found.changes) and not found.alarms
+
+
+def test_two_changes_of_one_series_are_both_found(tmp_path):
+    store_of(tmp_path, plant("g07", night(5), control=1.2), plant("g07", night(10), control=1.2))
+    found = ttft_of(read(tmp_path), "g07")
+    assert [(c.night, c.nights_before, c.nights_after) for c in found] == [(night(5), 5, 5), (night(10), 5, 6)]
+
+
+def test_three_nights_are_enough_and_say_that_runs_were_counted(tmp_path):
+    store_of(tmp_path, plant("g07", night(2), control=1.3, vllm_lock="b" * 64), nights=3)
+    found = [c for c in read(tmp_path).alarms if c.host == "g07"]
+    assert found and {c.evidence for c in found} == {"run"} and {c.night for c in found} == {night(2)}
+    assert all("vllm_lock aaaaaaaaaaaa → bbbbbbbbbbbb that night" in c.sentence for c in found)
+
+
+def test_quiet_stores_give_false_alarms_at_most_as_often_as_they_say():
+    """400 fleets of six hosts × two series without a change: at 5 % at most 20 of them are expected to name one."""
+    for nights in (5, 20):
+        generator = numpy.random.default_rng(nights)
+        fleets = sum(
+            bool(changed({n: nightly(generator.normal(0, 0.03, (nights, 6))) for n in range(12)})) for _ in range(400)
+        )
+        assert fleets <= 20 + 2.6 * math.sqrt(400 * 0.05 * 0.95)
+
+
+def test_the_check_of_quiet_stores_can_fail():
+    """Without the price for choosing the night, quiet series would be called changed far more often than 5 %."""
+    generator = numpy.random.default_rng(1)
+    called = 0
+    for _ in range(300):
+        split = best_split(nightly(generator.normal(0, 0.03, (20, 6))))
+        called += split.p_value / 19 < 0.05
+    assert called / 300 > 0.2
+
+
+def nightly(values):
+    return Nightly(
+        [night(n) for n in range(len(values))],
+        [float(v) for v in values.mean(axis=1)],
+        [values.shape[1]] * len(values),
+        [float(v) for v in values.std(axis=1, ddof=1)],
+    )
+
+
+def test_one_night_that_was_off_is_no_change():
+    generator = numpy.random.default_rng(4)
+    values = generator.normal(0, 0.02, (20, 6))
+    values[9] += 0.5
+    assert changed({"x": nightly(values)}) == {}
+
+
+def test_nights_that_agree_exactly_do_not_break_it():
+    assert best_split(nightly(numpy.zeros((10, 6)))).p_value == 1.0
+    assert best_split(nightly(numpy.zeros((1, 6)))) is None
+    assert best_split(Nightly([night(0), night(1)], [0.0, 1.0], [1, 1], [math.nan, math.nan])) is None
+
+
+# -------------------------------------------------------------------------------------------------------- the store
+
+
+def test_the_same_campaign_twice_is_once(tmp_path):
+    directory = campaign_on(tmp_path / "results", night(0), ("g01", "g03"))
+    first, second = add(tmp_path / "s", directory), add(tmp_path / "s", directory)
+    assert (first.replaced, second.replaced) == (0, 2) and first.rows == second.rows
+    assert len(files_of(tmp_path / "s")) == 2
+    moved = add(tmp_path / "s", directory, night(5))
+    assert moved.replaced == 2 and {p.parent.name for p in files_of(tmp_path / "s")} == {f"night={night(5)}"}
+
+
+def test_a_campaign_lands_in_the_history_when_it_is_concluded(tmp_path):
+    from kvtrial.analysis.campaign import conclude
+
+    directory = campaign_on(tmp_path / "results", night(0), ("g01",))
+    conclude(str(directory))
+    conclude(str(directory))
+    (path,) = files_of(tmp_path / "results" / "history")
+    frame = pandas.read_parquet(path, partitioning=None)
+    assert set(frame["kind"]) == {"control", "effect"} and set(frame["night"]) == {night(0)}
+    assert json.loads(frame["settings"][0])["driver"] == "580.126"
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    directory = campaign_on(tmp_path / "results", night(0), ("g01",))
+    add(tmp_path / "s", directory)
+    (path,) = files_of(tmp_path / "s")
+    before = path.read_bytes()
+    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(UnusableInput, match="no space left"):
+        add(tmp_path / "s", directory)
+    assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
+
+
+def test_pandas_and_duckdb_read_the_same(tmp_path):
+    store_of(tmp_path, plant("g07", night(3), control=1.2), nights=6)
+    (a, first), (b, second) = (nights_of(files_of(tmp_path), engine) for engine in ("pandas", "duckdb"))
+    assert (first, second) == ("pandas", "duckdb")
+    pandas.testing.assert_frame_equal(a[sorted(a.columns)], b[sorted(b.columns)], check_dtype=False)
+    told = [
+        {(c.host, c.kind, c.metric, c.phase, c.night, c.sentence) for c in read(tmp_path, engine=engine).changes}
+        for engine in ("pandas", "duckdb")
+    ]
+    assert told[0] == told[1] != set()
+
+
+def test_a_large_store_is_read_by_duckdb(tmp_path, monkeypatch):
+    store_of(tmp_path, nights=2)
+    monkeypatch.setattr("kvtrial.analysis.history.store.PANDAS_MOST_BYTES", 10)
+    assert read(tmp_path).engine == "duckdb"
+
+
+def test_nights_that_were_invalid_are_left_out_and_said(tmp_path):
+    store_of(tmp_path, plant("g07", night(4), invalid=True), nights=6)
+    found = read(tmp_path)
+    assert found.left_out == {"g07": [night(4), night(5)]}
+    assert not found.changes
+
+
+def test_a_pair_nights_give_the_noise_floor(tmp_path):
+    store_of(tmp_path, nights=6, same_arms=True, noise=0.03)
+    floors = {f.host: f for f in read(tmp_path).noise if f.metric == "ttft_median_seconds"}
+    assert floors["g01"].sd == pytest.approx(0.03 * math.sqrt(2), rel=0.4)
+    assert (floors["g01"].pairs, floors["g01"].nights) == (36, 6)
+
+
+# --------------------------------------------------------------------------------------------------- pooled nights
+
+
+def test_nights_are_pooled_only_by_a_declared_rule(tmp_path):
+    store_of(tmp_path / "a", nights=4)
+    assert read(tmp_path / "a").pooled == []
+    store_of(tmp_path / "b", nights=4, rule=Nights(looks=4))
+    found = {p.host: p for p in read(tmp_path / "b").pooled}
+    assert set(found) == {"g01", "g03", "g07", "g09", ALL_HOSTS}
+    assert found["g01"].verdict == "BETTER" and found["g01"].looks == 4
+    assert found["g01"].decided_at is not None and found["g01"].confidence > 0.95
+
+
+def test_a_full_trial_of_nights_is_followed_by_a_new_one(tmp_path):
+    store_of(tmp_path, nights=6, rule=Nights(looks=4))
+    assert {tuple(p.nights) for p in read(tmp_path).pooled} == {(night(4), night(5))}
+
+
+# ------------------------------------------------------------------------------------------------------ the command
+
+
+def test_the_command_says_it_in_sentences_and_ends_with_5(tmp_path, capsys):
+    store_of(tmp_path, plant("g07", night(13), control=1.12, driver="580.159"))
+    assert main(["history", str(tmp_path)]) == 5
+    said = capsys.readouterr().out
+    assert "ALARM: TTFT of the control (return) rose 12 % on host g07 on 14 Nov; driver 580.126 → 580.159" in said
+    assert main(["history", str(tmp_path), "--newest", "0"]) == 0
+    assert main(["history", str(tmp_path), "--host", "g01"]) == 0
+
+
+def test_json_is_the_typed_history(tmp_path, capsys):
+    from kvtrial.analysis.history import History
+
+    store_of(tmp_path, plant("g07", night(13), control=1.12))
+    main(["history", str(tmp_path), "--json"])
+    assert msgspec.json.decode(capsys.readouterr().out, type=History) == read(tmp_path)
+
+
+def test_the_textfile_counts_alarms_and_bears_no_night(tmp_path):
+    store_of(tmp_path, plant("g07", night(13), control=1.12))
+    assert main(["history", str(tmp_path), "--textfile", str(tmp_path / "h.prom")]) == 5
+    page = (tmp_path / "h.prom").read_text()
+    assert 'kvtrial_history_alarms{host="g01",protocol="offload_return"} 0.0' in page
+    assert 'kvtrial_history_alarms{host="g07",protocol="offload_return"} 0.0' not in page
+    assert "2026-11" not in page and page == to_textfile(read(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere"], "is no folder"),
+        ([".", "--host", "x"], "holds no campaign of host x"),
+        (["--night", "2026-11-14"], "--add"),
+        (["--add", "c", "--night", "14.11."], "is no night"),
+        (["--add", "c", "--night", "2026-13-14"], "is no night"),
+        (["--newest", "-1"], "no number of nights"),
+        (["--webhook", "ftp://x/y"], "no URL"),
+        (["--webhook", "http://"], "no URL"),
+        (["--add", "nothing-here"], "holds no campaign.json"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["history", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_files_of_another_kind_are_named(tmp_path, capsys):
+    store_of(tmp_path, nights=1)
+    (first, *_) = files_of(tmp_path)
+    for content in (b"not parquet", b""):
+        first.write_bytes(content)
+        assert main(["history", str(tmp_path)]) == 2
+        assert str(first) in capsys.readouterr().err
+    pandas.DataFrame({"a": [1]}).to_parquet(first)
+    assert main(["history", str(tmp_path)]) == 2
+    assert "no column campaign" in capsys.readouterr().err
+
+
+def test_the_protocols_rule_is_checked():
+    from kvtrial.analysis.protocols import load_protocol
+
+    folder = Path(__file__).parents[3] / "playbooks" / "protocols"
+    protocol = load_protocol("offload_return", folder)
+    from kvtrial.analysis.protocols import check_protocol
+
+    check_protocol(msgspec.structs.replace(protocol, nights=Nights(looks=7)))
+    for rule, said in ((Nights(looks=1), "nights.looks"), (Nights(looks=7, alpha=0.5), "nights.alpha")):
+        with pytest.raises(UnusableInput, match=said):
+            check_protocol(msgspec.structs.replace(protocol, nights=rule))
