@@ -17,7 +17,8 @@ class Level(Struct, frozen=True):
     the longest of all that were sent, failed ones with the answer that they were to get. None where it isn't known.
     `limit_reached_share`: of answers as long as the max_tokens that was asked for. `server_difference_share`: what
     queue + prefill + decode leave of end-to-end, in the run where it is largest; `server_outside_core_share`: what of
-    that run's end-to-end the times to first token show outside the engine core.
+    that run's end-to-end the times to first token show outside the engine core. `gpu_seconds_per_request`: the arm's
+    GPUs × the level's seconds, for a finished request; None without GPUs.
     """
 
     concurrency: int
@@ -51,6 +52,7 @@ class Level(Struct, frozen=True):
     recomputed_tokens_at_most: int | None
     server_difference_share: float | None
     server_outside_core_share: float | None = None
+    gpu_seconds_per_request: float | None = None
 
 
 class Reached(Struct, frozen=True):
@@ -80,8 +82,8 @@ class LevelCost(Struct, frozen=True):
 class ArmLadder(Struct, frozen=True):
     """One arm's ladder: its levels, what it reaches, and for a variant what it buys against the control.
 
-    `cost_amount` of `cost_unit` is what it takes more of (negative: less). `fewer_preemptions_per_1000_per_unit` is its
-    effect above the onset for one unit.
+    `gpus`: those that its engines take. `cost_amount` of `cost_unit` is what it takes more of (negative: less).
+    `fewer_preemptions_per_1000_per_unit` is its effect above the onset for one unit.
     """
 
     arm: str
@@ -101,6 +103,7 @@ class ArmLadder(Struct, frozen=True):
     moved: bool | None = None
     moved_note: str = ""
     changes_work: str = ""
+    gpus: int = 0
 
 
 class LadderResult(Struct, frozen=True):
