@@ -23,7 +23,9 @@ def on_two_gpus(run: RunRecord) -> RunRecord:
     if run.arm == "more_kv":
         second = replace(launch, port=launch.port + 1, env={**launch.env, "CUDA_VISIBLE_DEVICES": "1"})
         launch = replace(launch, also=[second])
-    return replace(run, launch=launch, conditions=replace(run.conditions, gpus=[GPU, GPU]))
+    peaks = [2**34, 2**34 if launch.also else 0]
+    samples = replace(run.samples, vram_used_peak_by_gpu_bytes=peaks, vram_foreign_processes=0)
+    return replace(run, launch=launch, conditions=replace(run.conditions, gpus=[GPU, GPU]), samples=samples)
 
 
 def test_gpu_seconds_are_the_arm_s_gpus_times_the_seconds_of_its_levels_for_a_request():
