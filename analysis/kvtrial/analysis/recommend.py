@@ -106,7 +106,7 @@ def _same_arms(protocol: Protocol, primary: ComparisonResult) -> bool:
         primary.arm != primary.against
         and arm is not None
         and against is not None
-        and (arm.args, arm.env) == (against.args, against.env)
+        and (arm.args, arm.env, arm.replicas or 1) == (against.args, against.env, against.replicas or 1)
     )
 
 
