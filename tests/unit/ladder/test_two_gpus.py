@@ -1,14 +1,18 @@
 """A second GPU on the ladder: what a request costs in GPU-seconds, and what the launches of replicas may differ in."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from kvtrial.analysis.adopt import _production
 from kvtrial.analysis.answer import ten_lines
 from kvtrial.analysis.ladder import resources_of
 from kvtrial.analysis.levels import gpu_seconds_per_request, gpus_of
 from kvtrial.analysis.protocols import load_protocol
+from kvtrial.analysis.recommend import _same_arms
 from kvtrial.analysis.report_ladder import ladder_tables
 from kvtrial.analysis.verdict import conclude
+from kvtrial.record.errors import UnusableInput
 from kvtrial.record.record import RunRecord
 from ladder_build import ladder_protocol, ladder_records
 from msgspec.structs import replace
@@ -68,3 +72,16 @@ def test_the_protocol_of_two_gpus_compares_the_cost_of_both_arms():
     assert compared == {
         (arm, phase) for arm in ("second_replica", "tensor_parallel") for phase in ("above_onset", "ladder")
     }
+
+
+def test_a_replica_is_no_second_run_of_the_control():
+    compared = SimpleNamespace(arm="second_replica", against="base")
+    assert not _same_arms(load_protocol("preemption_two_gpus", PROTOCOLS), compared)
+    assert _same_arms(load_protocol("preemption_noise", PROTOCOLS), SimpleNamespace(arm="again", against="base"))
+
+
+def test_an_arm_of_several_engines_can_not_be_pinned_as_one():
+    run = next(run for run in map(on_two_gpus, ladder_records()) if run.arm == "more_kv")
+    plan = SimpleNamespace(launches={"more_kv": run.launch}, capacity=run.capacity, host="h1")
+    with pytest.raises(UnusableInput, match="Arm more_kv is 2 engines on ports of their own"):
+        _production(None, SimpleNamespace(plans=[plan]), "more_kv", None)
