@@ -101,7 +101,7 @@ def request_for(
             "low_token_id": 32,
             "high_token_id": 126,
         },
-        "sizes": {} if top.get("protocol", "").startswith(("preemption", "tier")) else SMALL,
+        "sizes": {} if Path(top.get("protocol", "")).name.startswith(("preemption", "tier")) else SMALL,
         "limits": LIMITS,
         "ram_reserve_bytes": 2**28,
     }

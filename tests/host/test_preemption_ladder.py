@@ -1,9 +1,11 @@
 """A pair of preemption_ladder by the host program on the stand-in engine: counts, resets, ledger, time line."""
 
 import pytest
+import yaml
 from kvtrial.analysis.faults import sort_pairs
 from kvtrial.analysis.gates import GateContext, run_gates
 from kvtrial.analysis.levels import phases_of, risen
+from trial import free_port
 
 LADDER = {
     "gpu_blocks": 17,
@@ -94,3 +96,35 @@ def test_a_reset_that_only_claims_success_is_found_out_by_the_prompt_sent_before
     gate = next(result for result in run_gates(context) if result.gate == "levels_reset")
     assert gate.passed is False
     assert "prompt tokens came from the engine's own prefix cache" in gate.detail
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_two_replicas_take_what_one_can_not_and_are_one_arm(trial, tmp_path):
+    arms = {"second_replica": {"requires": None}}
+    own = {"schema_version": "1.0", "name": "preemption_own", "extends": "preemption_ladder", "arms": arms}
+    (tmp_path / "preemption_own.yml").write_text(yaml.safe_dump(own))
+    trial = trial(
+        runs=2, protocol=str(tmp_path / "preemption_own.yml"), arms=["second_replica"], sizes=LADDER, slowdown=2,
+        port=free_port() - 1,
+    )  # fmt: skip
+    planned = trial.host_plan.ladder.onset
+    assert (planned["base"].low, planned["second_replica"].low) == (5, 9)
+    trial.run()
+    runs = {record.arm: record for record in trial.records()}
+    assert [run.outcome for run in runs.values()] == ["completed"] * 2
+    replicas = runs["second_replica"]
+    ports = [engine.port for engine in replicas.launch.engines()]
+    assert len(set(ports)) == 2 and {socket.port for socket in replicas.resolved.listening} >= set(ports)
+    for phase in phases_of(replicas, "ladder"):
+        assert risen([phase], "preemptions") == 0
+        assert phase.reset.succeeded
+        # Both engines' counters: each request was served by one of them.
+        served = risen([phase], "requests_finished_stop")
+        assert served == phase.sent == phase.finished == 8
+        # Both were asked for the prompt just before the reset.
+        assert phase.reset.marker_hit_tokens >= 64
+        pages = {path.name for path in (trial.folder.runs / replicas.run / "metrics").glob(f"{phase.name}.*")}
+        assert pages == {
+            f"{phase.name}.{moment}{number}.prom" for moment in ("before", "after") for number in ("", ".2")
+        }
+    assert risen(phases_of(runs["base"], "above_onset"), "preemptions") > 0

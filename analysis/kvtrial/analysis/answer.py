@@ -46,6 +46,7 @@ METRIC_NAMES = {
     "stall_seconds_per_request": "time of a request in stalls",
     "queue_seconds_per_request": "time of a request in the queue",
     "preemptions_per_1000_requests": "number of preemptions",
+    "gpu_seconds_per_request": "GPU-seconds of a request",
 }
 SHORT_NAMES = {
     "ttft_mean_seconds": "first token (mean)",

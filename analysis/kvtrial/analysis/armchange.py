@@ -136,7 +136,7 @@ def refuse_idle_arms(plan: HostPlan, declared: Protocol, resolved: Protocol) -> 
 
 
 def _as_written(arm: Arm) -> tuple[object, ...]:
-    return dashed(arm.args), arm.env, arm.sizes or {}, arm.model
+    return dashed(arm.args), arm.env, arm.sizes or {}, arm.model, arm.replicas or 1
 
 
 def _runs_alike(plan: HostPlan, name: str, resolved: Protocol) -> bool:

@@ -10,6 +10,8 @@ from kvtrial.analysis.faults import Pair
 from kvtrial.analysis.laddering import ABOVE_ONSET, ALL_LEVELS, QUEUE_METRIC, QUEUEING, lengths_of_facts
 from kvtrial.analysis.ledger import judge_moved, server_ledger
 from kvtrial.analysis.levels import (
+    gpu_seconds_per_request,
+    gpus_of,
     level_of,
     per_request,
     phases_of,
@@ -179,6 +181,7 @@ def _arm_ladder(
         resources=_resources(runs, levels, reached),
         costs=_costs(runs, levels, reached, prices),
         changes_work=work_words(declared.may_differ),
+        gpus=gpus_of(runs[0]),
     )
     return ladder if arm == protocol.control else _against(protocol, ladder, runs, control, pairs, comparisons)
 
@@ -230,7 +233,13 @@ def level_facts(runs: Sequence[RunRecord], name: str, stop_after: int | None = N
         server_outside_core_share=largest.outside_core_share if largest else None,
         prompt_tokens_range=_span([fact.prompt_tokens for fact in facts if fact.prompt_tokens is not None]),
         answer_tokens_range=_span([fact.output_tokens for fact in facts]),
+        gpu_seconds_per_request=_gpu_seconds(runs, name),
     )
+
+
+def _gpu_seconds(runs: Sequence[RunRecord], name: str) -> float | None:
+    found = [value for run in runs if (value := gpu_seconds_per_request(run, name)) is not None]
+    return median(found) if found else None
 
 
 def _aborted(phases: Sequence[PhaseRecord]) -> int:
@@ -405,11 +414,11 @@ def _max_running(run: RunRecord) -> int | None:
 
 def resources_of(run: RunRecord) -> Resources:
     """What the engines of a run occupied: its GPUs, and the RAM of its processes and shared memory at the peak."""
-    parsed = parse_vllm_args(run.launch.argv)
-    replicas = parsed.size("data-parallel-size") or 1
-    gpus = replicas * (parsed.size("tensor-parallel-size") or 1) * (parsed.size("pipeline-parallel-size") or 1)
+    engines = run.launch.engines()
+    replicas = len(engines) * (parse_vllm_args(run.launch.argv).size("data-parallel-size") or 1)
+    gpus = gpus_of(run)
     ram = run.samples.engine_rss_peak_bytes + run.samples.shared_memory_peak_bytes if run.samples else 0
-    return Resources(gpus=gpus if run.conditions.gpus else 0, ram_gib=ram / GIB, replicas=replicas)
+    return Resources(gpus=gpus, ram_gib=ram / GIB, replicas=replicas)
 
 
 def _served(levels: Sequence[Level], reached: Sequence[Reached]) -> list[tuple[Reached, Level, float, float]]:

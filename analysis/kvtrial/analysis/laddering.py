@@ -147,6 +147,26 @@ def arm_onset(
         raise UnusableInput(f"arm {arm}: {error}") from None
 
 
+def onset_of_replicas(of_one: OnsetPlan, replicas: int) -> OnsetPlan | None:
+    """The onset of several engines among which requests are split evenly; None where that of one is no exact one.
+
+    A request goes to the engine with the fewest in flight, so all of them reach what one bears before any has more.
+    """
+    if replicas == 1:
+        return of_one
+    if of_one.kind == "range":
+        return None
+    last = replicas * of_one.last_safe
+    low = None if of_one.kind == "never" else last + 1
+    return replace(
+        of_one,
+        low=low,
+        high=low,
+        last_safe=last,
+        why=f"{replicas} engines that share the requests; of each: {of_one.why}",
+    )
+
+
 def answer_seconds(phases: Sequence[PhasePlan], step_seconds: float) -> float:
     """What the answers of a ladder's levels take, at this time for a step of the engine."""
     steps = 0.0

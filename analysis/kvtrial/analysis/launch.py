@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from kvtrial.analysis.inputs import HostInput
 from kvtrial.analysis.secrets import refuse_secrets
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.launch import NUMBER
+from kvtrial.record.launch import NUMBER, engine_gpus
 from kvtrial.record.options import unclear_option
 from kvtrial.record.plan import Launch
 from kvtrial.record.protocol import Arm
@@ -24,6 +24,7 @@ OURS = {
 }
 """Options that an arm can't be given, and why."""
 TRANSFER = "kv-transfer-config"
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def host_of_arm(host: HostInput, arm: Arm) -> HostInput:
@@ -69,7 +70,7 @@ def render(host: HostInput, name: str, arm: Arm) -> Launch:
         # One cache for all arms and runs: what vLLM finds out about a model costs eight seconds of every start.
         env.setdefault("VLLM_CACHE_ROOT", f"{host.state_dir}/cache/vllm")
     config = args.get(TRANSFER)
-    return Launch(
+    launch = Launch(
         arm=name,
         argv=[
             f"{host.vllm_venv}/bin/vllm", "serve", host.model.path,
@@ -81,6 +82,21 @@ def render(host: HostInput, name: str, arm: Arm) -> Launch:
         served_model_name=host.model.name,
         connector=config.get("kv_connector") if isinstance(config, dict) else None,
     )  # fmt: skip
+    return replace(launch, also=[_replica(launch, number, host.backend) for number in range(1, arm.replicas or 1)])
+
+
+def _replica(launch: Launch, number: int, backend: str) -> Launch:
+    """Engine `number` beside the first of an arm: the same launch on the next port and, on GPUs, the next of those."""
+    port = launch.port + number
+    at = launch.argv.index("--port") + 1
+    gpus = engine_gpus(launch.argv)
+    own = ",".join(str(gpu) for gpu in range(number * gpus, (number + 1) * gpus))
+    return replace(
+        launch,
+        argv=[*launch.argv[:at], str(port), *launch.argv[at + 1 :]],
+        env=launch.env if backend != "cuda" else dict(sorted({**launch.env, VISIBLE_GPUS: own}.items())),
+        port=port,
+    )
 
 
 def _refuse_option(arm: str, option: str, value: Any) -> None:

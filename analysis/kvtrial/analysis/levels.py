@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from kvtrial.analysis.laddering import ALL_LEVELS, GROUPS
+from kvtrial.record.launch import engine_gpus
 from kvtrial.record.record import PhaseRecord, RequestFact, RunRecord
 
 Value = Callable[[RequestFact], float | None]
@@ -84,6 +85,18 @@ def stall_seconds_per_request(record: RunRecord, phase: str) -> float | None:
     if None in ledgers or not counted:
         return None
     return sum(ledger.stall_gaps_ns for ledger in ledgers if ledger is not None) / counted / 1e9
+
+
+def gpus_of(record: RunRecord) -> int:
+    """GPUs that a run's engines take by their launch; 0 on a host without any."""
+    return sum(engine_gpus(engine.argv) for engine in record.launch.engines()) if record.conditions.gpus else 0
+
+
+def gpu_seconds_per_request(record: RunRecord, phase: str) -> float | None:
+    """GPUs of the arm × the phases' seconds, for a finished request: what it costs while nothing else is served."""
+    phases = phases_of(record, phase)
+    gpus = gpus_of(record)
+    return per_request(phases, gpus * sum(each.seconds for each in phases)) if gpus and phases else None
 
 
 def throughput(record: RunRecord, phase: str) -> float | None:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from kvtrial.analysis.effect import Better
 from kvtrial.analysis.laddering import GROUPS
 from kvtrial.analysis.levels import (
+    gpu_seconds_per_request,
     pooled_quantile,
     preemptions_per_1000_requests,
     queue_seconds_per_request,
@@ -102,5 +103,6 @@ METRICS = _registry(
     Metric("longest_gap_p95_seconds", "seconds", "lower", pooled_quantile(lambda r: r.longest_gap_seconds, 0.95)),
     Metric("stall_seconds_per_request", "seconds", "lower", stall_seconds_per_request),
     Metric("queue_seconds_per_request", "seconds", "lower", queue_seconds_per_request),
+    Metric("gpu_seconds_per_request", "GPU-seconds", "lower", gpu_seconds_per_request),
     Metric("preemptions_per_1000_requests", "preemptions per 1,000 requests", "lower", preemptions_per_1000_requests),
 )

@@ -22,6 +22,7 @@ from kvtrial.analysis.laddering import (
     is_level,
     lengths_of,
     levels_for,
+    onset_of_replicas,
     refuse_arms,
     with_levels,
 )
@@ -42,8 +43,8 @@ from kvtrial.analysis.workingset import (
 )
 from kvtrial.analysis.workloads import NO_TRACES, Seeds, Traces, arrivals_plan, workload_plan
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.hazards import hazards_for
-from kvtrial.record.launch import human_int
+from kvtrial.record.hazards import Guard, hazards_for
+from kvtrial.record.launch import engine_gpus, human_int, ranks
 from kvtrial.record.plan import (
     Capacity,
     Estimate,
@@ -280,13 +281,23 @@ def refuse(host_name: str, host: HostInput, protocol: Protocol) -> None:
 def _refuse_memory(host_name: str, host: HostInput, protocol: Protocol) -> None:
     tier = max(_tier_bytes(host, protocol).values(), default=0)
     reserve = _ram_reserve(host)
-    engine = ENGINE_RAM_BYTES[host.backend]
+    engine = _engine_ram(host, protocol)
     available = int(host.facts["ram_available_bytes"])
     if available < tier + reserve + engine:
         raise UnusableInput(
             f"host {host_name}: {available} bytes of RAM are available, {tier + reserve + engine} are needed (tier "
             f"{tier}, engine {engine}, reserve {reserve}); free some, or lower the size tier_bytes."
         )
+
+
+def _engine_ram(host: HostInput, protocol: Protocol) -> int:
+    """RAM of an engine's processes without its tier: so much for each worker that an arm has, the most of all arms."""
+    workers = max(
+        (arm.replicas or 1) * ranks(args) * int(args.get("data-parallel-size", 1))
+        for arm in protocol.arms.values()
+        for args in [merged_args(host, arm)]
+    )
+    return ENGINE_RAM_BYTES[host.backend] * workers
 
 
 def _host_plan(
@@ -304,6 +315,7 @@ def _host_plan(
     host = request.hosts[name]
     refuse(name, host, protocol)
     launches = _guarded({arm: render(host, arm, spec) for arm, spec in protocol.arms.items()}, host)
+    _refuse_gpus(name, host, launches)
     capacity = _capacity(name, host, protocol)
     runs = _runs(name, request.seed, host, protocol, capacity.block_tokens, traces, works)
     needs = _needs(request.seed, host, protocol, capacity.block_tokens, traces, known)
@@ -326,7 +338,7 @@ def _host_plan(
             raise UnusableInput(
                 f"limit {limit}={value} of kvtrial_limits must be above 0; give seconds, bytes or a share."
             )
-    limits |= {"ram_reserve_bytes": _ram_reserve(host), "engine_ram_bytes": ENGINE_RAM_BYTES[host.backend]}
+    limits |= {"ram_reserve_bytes": _ram_reserve(host), "engine_ram_bytes": _engine_ram(host, protocol)}
     limits["disk_reserve_bytes"] = int(limits["disk_reserve_bytes"])
     plan = HostPlan(
         schema_version=SCHEMA_VERSION,
@@ -348,6 +360,22 @@ def _host_plan(
         arm_models={arm: model_of(host_of_arm(host, spec).model) for arm, spec in protocol.arms.items() if spec.model},
     )
     return plan, seconds
+
+
+def _refuse_gpus(name: str, host: HostInput, launches: dict[str, Launch]) -> None:
+    """Raise UnusableInput for an arm that takes more GPUs than the host has, or whose replicas nothing can start."""
+    for arm, launch in launches.items():
+        if launch.also and host.supervisor == "systemd":
+            raise UnusableInput(
+                f"host {name}, arm {arm}: {len(launch.engines())} replicas can't be supervised by systemd, an arm has "
+                f"one unit; set kvtrial_supervisor=process for this protocol."
+            )
+        needs = sum(engine_gpus(engine.argv) for engine in launch.engines())
+        if host.backend == "cuda" and "gpus" in host.facts and needs > len(host.facts["gpus"]):
+            raise UnusableInput(
+                f"host {name}, arm {arm}: its engines take {needs} GPUs (replicas × tensor, pipeline and data "
+                f"parallel), this host has {len(host.facts['gpus'])}; use a host with more, or less parallelism."
+            )
 
 
 def _needs(
@@ -376,7 +404,9 @@ def _ladder_plan(name: str, host: HostInput, protocol: Protocol, capacity: Capac
         # Which of several engines gets a request is for vLLM to decide, so nothing is predicted of them together.
         if blocks is not None and int(args.get("data-parallel-size", 1)) == 1:
             usable[run.arm] = blocks - RESERVED_BLOCKS
-            onset[run.arm] = arm_onset(host, protocol, run.arm, steps[0], usable[run.arm], capacity.block_tokens)
+            of_one = arm_onset(host, protocol, run.arm, steps[0], usable[run.arm], capacity.block_tokens)
+            if together := onset_of_replicas(of_one, protocol.arms[run.arm].replicas or 1):
+                onset[run.arm] = together
     return LadderPlan(levels=levels, onset=onset, usable_gpu_blocks=usable)
 
 
@@ -390,15 +420,17 @@ def _guarded(launches: dict[str, Launch], host: HostInput) -> dict[str, Launch]:
             )
         if hit.action == "guard" and not hit.guarded and hit.hazard.guard is not None:
             guard = hit.hazard.guard
-            launches = {
-                name: msgspec.structs.replace(
-                    launch,
-                    argv=launch.argv if _holds(launch.argv, guard.args) else launch.argv + guard.args,
-                    env={**launch.env, **guard.env},
-                )
-                for name, launch in launches.items()
-            }
+            launches = {name: _with_guard(launch, guard) for name, launch in launches.items()}
     return launches
+
+
+def _with_guard(launch: Launch, guard: Guard) -> Launch:
+    return msgspec.structs.replace(
+        launch,
+        argv=launch.argv if _holds(launch.argv, guard.args) else launch.argv + guard.args,
+        env={**launch.env, **guard.env},
+        also=[_with_guard(engine, guard) for engine in launch.also],
+    )
 
 
 def _holds(argv: list[str], words: list[str]) -> bool:
@@ -442,7 +474,8 @@ def _known_blocks(host: HostInput, args: dict[str, Any], block: int) -> int | No
     if POOL_BLOCKS in args:
         return int(args[POOL_BLOCKS])
     if POOL_BYTES in args:
-        size = human_int(str(args[POOL_BYTES]), POOL_BYTES)
+        # The option is of each rank, which holds its share of every token's bytes.
+        size = human_int(str(args[POOL_BYTES]), POOL_BYTES) * ranks(args)
         return size // (block * host.model.kv_bytes_per_token)
     return None
 
@@ -534,7 +567,7 @@ def _pool_of(blocks: int, or_what: str, host: HostInput, protocol: Protocol, cap
     if POOL_BLOCKS not in own:
         return f"set {POOL_BLOCKS} to {blocks} or {or_what} in kvtrial_engine_args of the inventory"
     if own[POOL_BLOCKS] is None and POOL_BYTES not in own:
-        pool_bytes = blocks * capacity.block_tokens * host.model.kv_bytes_per_token
+        pool_bytes = blocks * capacity.block_tokens * host.model.kv_bytes_per_token // ranks(dashed(host.engine_args))
         return (
             f"set {POOL_BYTES} to {pool_bytes} or {or_what} in kvtrial_engine_args of the inventory (protocol "
             f"{protocol.name} takes {POOL_BLOCKS} out)"

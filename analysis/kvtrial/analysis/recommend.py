@@ -106,7 +106,7 @@ def _same_arms(protocol: Protocol, primary: ComparisonResult) -> bool:
         primary.arm != primary.against
         and arm is not None
         and against is not None
-        and (arm.args, arm.env) == (against.args, against.env)
+        and (arm.args, arm.env, arm.replicas or 1) == (against.args, against.env, against.replicas or 1)
     )
 
 
@@ -132,8 +132,10 @@ def pins_of(protocol: Protocol, records: Sequence[RunRecord], primary: Compariso
         pin("plan_sha256", record.plan_sha256)
         if primary is not None and record.arm == primary.arm:
             declared = protocol.arms.get(record.arm)
-            if declared is not None and (declared.args or declared.env):
-                pin(f"arm {record.arm}", json.dumps({"args": declared.args, "env": declared.env}, sort_keys=True))
+            if declared is not None and (declared.args or declared.env or declared.replicas):
+                change = {"args": declared.args, "env": declared.env}
+                more = {"replicas": declared.replicas} if declared.replicas else {}
+                pin(f"arm {record.arm}", json.dumps(change | more, sort_keys=True))
     return {name: ", ".join(sorted(found)) for name, found in values.items()}
 
 

@@ -171,7 +171,7 @@ def change_sentences(ladder: ArmLadder, control: ArmLadder) -> list[str]:
     text += _taken(ladder, ladder.fewer_preemptions_per_1000_per_unit)
     moved = ladder.moved_note or "where its delay went is not known"
     onset = f"onset {ladder.onset_measured}" if ladder.onset_measured is not None else "no preemption on this ladder"
-    said = [f"{text}; {onset} (control {control.onset_measured}); {moved}."]
+    said = [f"{text}; {onset} (control {control.onset_measured}); {moved}{_gpu_seconds(ladder, control)}."]
     return said + _work_sentences(ladder)
 
 
@@ -187,6 +187,23 @@ def _queue_change(ladder: ArmLadder) -> list[str]:
 
 def _work_sentences(ladder: ArmLadder) -> list[str]:
     return [f"{ladder.arm} changes the work: {ladder.changes_work}."] if ladder.changes_work else []
+
+
+def _gpu_seconds(ladder: ArmLadder, control: ArmLadder) -> str:
+    """A request's cost in GPU-seconds, at the onset and at the top, where an arm takes other GPUs than the control."""
+    theirs = {level.concurrency: level.gpu_seconds_per_request for level in control.levels}
+    shown = {control.onset_measured, control.levels[-1].concurrency}
+    costs = [
+        f"{_number(level.gpu_seconds_per_request)} GPU-seconds at {level.concurrency} in flight (control "
+        f"{_number(other)})"
+        for level in ladder.levels
+        if level.concurrency in shown
+        and level.gpu_seconds_per_request is not None
+        and (other := theirs.get(level.concurrency)) is not None
+    ]
+    if not costs or ladder.gpus == control.gpus:
+        return ""
+    return f"; on {ladder.gpus} GPUs instead of {control.gpus} a request costs {' and '.join(costs)}"
 
 
 def _taken(ladder: ArmLadder, rate: float | None, rate_unit: str = "") -> str:

@@ -580,8 +580,11 @@ def _launches(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
     launches = {}
     for record in records:
         if record.arm not in launches:
-            words = [f"{name}={shlex.quote(value)}" for name, value in sorted(record.launch.env.items())]
-            launches[record.arm] = " ".join([*words, shlex.join(record.launch.argv)])
+            launches[record.arm] = "\n".join(
+                " ".join([*(f"{name}={shlex.quote(value)}" for name, value in sorted(engine.env.items())),
+                          shlex.join(engine.argv)])
+                for engine in record.launch.engines()
+            )  # fmt: skip
     return list(launches.items())
 
 

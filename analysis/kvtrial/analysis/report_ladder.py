@@ -52,7 +52,21 @@ def _onsets(arm: ArmLadder) -> str:
         if predicted is None
         else f"predicted {predicted[0]}" + (f" to {predicted[1]}" if predicted[0] != predicted[1] else "")
     )
-    return f"Onset: {told}, measured {arm.onset_measured if arm.onset_measured is not None else 'none'}."
+    measured = arm.onset_measured if arm.onset_measured is not None else "none"
+    return f"Onset: {told}, measured {measured}.{_gpu_seconds(arm)}"
+
+
+def _gpu_seconds(arm: ArmLadder) -> str:
+    """What a request costs in GPU-seconds at each level; nothing without GPUs."""
+    costs = [
+        f"{number_text(level.gpu_seconds_per_request)} at {level.concurrency}"
+        for level in arm.levels
+        if level.gpu_seconds_per_request is not None
+    ]
+    if not costs:
+        return ""
+    gpus = f"{arm.gpus} GPU{'s' if arm.gpus > 1 else ''}"
+    return f" GPU-seconds of a request with {gpus}, by requests in flight: {', '.join(costs)}."
 
 
 def _row(level: Level) -> LevelRow:

@@ -49,10 +49,11 @@ def reproduce(path: Path) -> list[str]:
         _campaign_command(record, directory, campaign),
         *(f"# not in this command: {what}" for what in _not_carried(record, campaign)),
         "",
-        "# this arm's engine alone:",
-        " ".join(f"{key}={shlex.quote(value)}" for key, value in record.launch.env.items())
-        + " "
-        + shlex.join(record.launch.argv),
+        "# this arm's engine alone:" if not record.launch.also else "# this arm's engines alone, one a line:",
+        *(
+            " ".join([*(f"{key}={shlex.quote(value)}" for key, value in engine.env.items()), shlex.join(engine.argv)])
+            for engine in record.launch.engines()
+        ),
         "",
         "# what it measured then (median time to first token, seconds):",
     ]

@@ -32,7 +32,7 @@ from kvtrial.host.processes import (
 from kvtrial.host.units import SCRATCH, engine_log, engine_unit, environment, supervision
 from kvtrial.record.cpulist import as_list, cpu_list
 from kvtrial.record.enginelog import diagnose, engine_facts
-from kvtrial.record.exposition import parse_page, read_page
+from kvtrial.record.exposition import Reading, parse_page, read_page
 from kvtrial.record.launchfacts import flatten
 from kvtrial.record.oom import OutOfMemory, tell_apart
 from kvtrial.record.plan import HostPlan, Launch, Model
@@ -61,8 +61,8 @@ class Engine:
         self.plan = plan
         self.unit = engine_unit(launch.arm) if plan.supervisor == "systemd" else ""
         self.log = engine_log(launch.arm) if self.unit else directory / "engine.log"
-        self.base_url = f"http://127.0.0.1:{launch.port}"
-        self.client = loopback_client(self.base_url, 10.0)
+        self.base_urls = [f"http://127.0.0.1:{engine.port}" for engine in launch.engines()]
+        self.clients = [loopback_client(url, 10.0) for url in self.base_urls]
         self.pool = ThreadPoolExecutor(max_workers=1)
         cpus = sorted(engine_cpus(plan.client_cpus))
         scratch = "" if self.unit else tempfile.mkdtemp(prefix="kvtrial-")
@@ -77,6 +77,7 @@ class Engine:
             own_pids=[os.getpid()],
             engine_cpus=cpus,
             unit=self.unit,
+            also_envs=[environment(engine.argv, engine.env, scratch or SCRATCH) for engine in launch.also],
         )
         (directory / "keeper.json").write_bytes(msgspec.json.encode(spec))
         self.memory = MemoryWatch()
@@ -106,7 +107,10 @@ class Engine:
         return supervision(self.launch.arm) if self.unit else Supervision("process")
 
     def wait_healthy(self, on_wait: Callable[[float], None], is_stopping: Callable[[], bool]) -> float:
-        """Wait until /health answers 200; return the seconds it took. Raises RunFault if the engine dies or is late."""
+        """Wait until /health answers 200, of every engine of the arm; return the seconds it took.
+
+        Raises RunFault if an engine dies or is late.
+        """
         started = time.monotonic()
         limit = self.plan.limits.start_timeout_seconds
         while (passed := time.monotonic() - started) < limit:
@@ -115,7 +119,7 @@ class Engine:
             if is_stopping():
                 raise RunFault(Fault(origin="environment", fault="stopped", phase=None, detail="stopped on request"))
             with contextlib.suppress(httpx.HTTPError):
-                if self.client.get("/health", timeout=2.0).status_code == 200:
+                if all(client.get("/health", timeout=2.0).status_code == 200 for client in self.clients):
                     return time.monotonic() - started
             on_wait(passed)
             time.sleep(HEALTH_POLL_SECONDS)
@@ -123,9 +127,14 @@ class Engine:
         raise RunFault(self.fault("start_timeout", None, detail))
 
     def health_status(self) -> int | None:
-        """HTTP status of /health; None if nothing answers."""
+        """HTTP status of /health, of several engines the first that is not 200; None if one gives no answer."""
+        status = None
         with contextlib.suppress(httpx.HTTPError):
-            return self.client.get("/health", timeout=5.0).status_code
+            for client in self.clients:
+                status = client.get("/health", timeout=5.0).status_code
+                if status != 200:
+                    return status
+            return status
         return None
 
     def ask_config(self) -> Future[dict[str, Any]]:
@@ -136,7 +145,7 @@ class Engine:
         """
 
         def ask() -> dict[str, Any]:
-            with loopback_client(self.base_url, CONFIG_TIMEOUT_SECONDS) as client:
+            with loopback_client(self.base_urls[0], CONFIG_TIMEOUT_SECONDS) as client:
                 answer = client.get("/server_info", params={"config_format": "json"})
             config = flatten(answer.json()) if answer.status_code == 200 else {}
             return {path: value for path, value in config.items() if not path.startswith("system_env.")}
@@ -151,13 +160,18 @@ class Engine:
             raise RunFault(self.fault("engine_not_answering", None, f"/server_info gave no answer: {error}")) from error
 
     def resolve(self) -> Resolved:
-        """Ask the engine what it is, but for its configuration. Raises RunFault if it can't be asked."""
+        """Ask the engine what it is, but for its configuration.
+
+        Raises RunFault if it can't be asked, or if the engines of an arm are not alike.
+        """
         try:
-            version = self.client.get("/version").json()["version"]
-            models = [model["id"] for model in self.client.get("/v1/models").json()["data"]]
-            page = read_page(parse_page(self.client.get("/metrics").text), self.plan.vllm_version)
+            (version, models, page), *others = [self._asked(client) for client in self.clients]
         except (httpx.HTTPError, KeyError, ValueError) as error:
             raise RunFault(self.fault("engine_not_answering", None, f"asking the engine failed: {error}")) from error
+        alike = version, models, _pool_of(page)
+        if any((its, served, _pool_of(reading)) != alike for its, served, reading in others):
+            detail = "the engines of this arm differ in version, served models or KV cache, so they are no replicas"
+            raise RunFault(self.fault("replicas_differ", None, detail))
         listening = listening_sockets(self.pids())
         return Resolved(
             vllm_version=version,
@@ -170,6 +184,14 @@ class Engine:
             model_revision=model_revision(self.plan.model_of(self.launch.arm)),
             api_process_started=page.values.get("process_start_time_seconds"),
             loopback_alone=loopback_alone(),
+        )
+
+    def _asked(self, client: httpx.Client) -> tuple[str, list[str], Reading]:
+        """One engine's version, served models and page of /metrics."""
+        return (
+            client.get("/version").json()["version"],
+            [model["id"] for model in client.get("/v1/models").json()["data"]],
+            read_page(parse_page(client.get("/metrics").text), self.plan.vllm_version),
         )
 
     def _keep_log(self) -> None:
@@ -231,7 +253,8 @@ class Engine:
 
     def stop(self) -> EngineExit:
         """End the engine, wait for the keeper's account; if the keeper itself was killed, end what it left."""
-        self.client.close()
+        for client in self.clients:
+            client.close()
         self.pool.shutdown(wait=False)
         self.request_stop()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -245,6 +268,12 @@ class Engine:
         self.keeper.wait()
         reap_leftover(self.directory)
         return EngineExit("keeper_killed", None, True, 0.0, None, "the keeper was killed; its engine was ended")
+
+
+def _pool_of(page: Reading) -> list[str | None]:
+    """How many blocks of how many tokens an engine's KV cache has."""
+    labels = page.info.get("cache_config", {})
+    return [labels.get("num_gpu_blocks"), labels.get("block_size")]
 
 
 def engine_cpus(client_cpus: str) -> set[int]:

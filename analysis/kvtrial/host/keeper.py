@@ -19,6 +19,7 @@ import signal
 import statistics
 import sys
 import time
+from itertools import zip_longest
 from pathlib import Path
 
 import msgspec
@@ -37,7 +38,9 @@ from kvtrial.host.processes import (
     members,
     read_process,
 )
+from kvtrial.host.replicas import ReplicaStart, launcher
 from kvtrial.host.supervisors import UNIT_SLACK_SECONDS, Held, NotStarted, OwnProcess, UnitProcess
+from kvtrial.record.launch import engine_gpus
 from kvtrial.record.plan import Launch
 from kvtrial.record.record import Samples
 from kvtrial.record.store import write_atomically
@@ -46,6 +49,7 @@ PR_SET_CHILD_SUBREAPER = 36
 SAMPLE_SECONDS = 1.0
 FOREIGN_EVERY = 5
 GPU_EVERY = 10
+LARGEST_PROCESSES = 8
 SHARED_MEMORY = Path("/dev/shm")
 GIVE_BACK_SECONDS = 30.0
 
@@ -55,6 +59,7 @@ class KeeperSpec(Struct, frozen=True):
 
     `engine_cpus`: the CPUs that the engine may run on, empty for all that the keeper may.
     With `unit`, systemd starts the engine: argv and environment stand in the unit, and scratch is its private /tmp.
+    `also_envs`: whole environments of the launch's further engines.
     """
 
     launch: Launch
@@ -67,6 +72,7 @@ class KeeperSpec(Struct, frozen=True):
     own_pids: list[int]
     engine_cpus: list[int] = []
     unit: str = ""
+    also_envs: list[dict[str, str]] = []
 
 
 class EngineProcess(Struct, frozen=True):
@@ -95,16 +101,22 @@ class EngineExit(Struct, frozen=True):
 
 
 class Sampler:
-    """Keeps peaks, minima and CPU shares of a machine and of one process tree."""
+    """Keeps peaks, minima and CPU shares of a machine and of one process tree.
 
-    def __init__(self, root: Process, own_pids: list[int]) -> None:
+    `gpus`: of how many GPUs, the host's first ones, clock and power are the engine's; None for all.
+    """
+
+    def __init__(self, root: Process, own_pids: list[int], gpus: int | None = None) -> None:
         self.root = root
         self.own_pids = own_pids
         memory = meminfo()
         self.used_peak = memory["MemTotal"] - memory["MemAvailable"]
         self.available_start = self.available_min = memory["MemAvailable"]
         self.rss_peak = self.shmem_peak = 0
+        self.gpus = gpus
         self.vram_peak: int | None = None
+        self.vram_peaks: list[int] = []
+        self.rss_peaks: dict[int, int] = {}
         self.vram_foreign: int | None = None
         self.throttle_events: int | None = None
         self.gpu_mhz: list[float] = []
@@ -136,6 +148,9 @@ class Sampler:
         # Of the same moment: a virtual machine may be given memory while it runs.
         self.used_peak = max(self.used_peak, memory["MemTotal"] - memory["MemAvailable"])
         self.rss_peak = max(self.rss_peak, sum(p.rss_bytes for p in tree))
+        for process in tree:
+            if process.rss_bytes > self.rss_peaks.get(process.pid, 0):
+                self.rss_peaks[process.pid] = process.rss_bytes
         self.shmem_peak = max(self.shmem_peak, memory.get("Shmem", 0))
         if self.count % GPU_EVERY == 0:
             if (mhz := cpu_mhz()) is not None:
@@ -161,9 +176,10 @@ class Sampler:
         gpus = nvidia_smi("memory.used", "clocks.sm", "power.draw", "clocks_event_reasons.active")
         if not gpus:
             return
-        used = sum(int(gpu["memory.used"]) for gpu in gpus if gpu["memory.used"].isdigit()) * 2**20
-        self.vram_peak = max(self.vram_peak or 0, used)
-        for gpu in gpus:
+        each = [int(gpu["memory.used"]) * 2**20 if gpu["memory.used"].isdigit() else 0 for gpu in gpus]
+        self.vram_peak = max(self.vram_peak or 0, sum(each))
+        self.vram_peaks = [max(pair) for pair in zip_longest(self.vram_peaks, each, fillvalue=0)]
+        for gpu in gpus[: self.gpus]:
             for field, values in (("clocks.sm", self.gpu_mhz), ("power.draw", self.gpu_watts)):
                 with contextlib.suppress(ValueError):
                     values.append(float(gpu[field]))
@@ -188,6 +204,8 @@ class Sampler:
             engine_rss_peak_bytes=self.rss_peak,
             shared_memory_peak_bytes=self.shmem_peak,
             vram_used_peak_bytes=self.vram_peak,
+            vram_used_peak_by_gpu_bytes=self.vram_peaks,
+            rss_peak_by_process_bytes=sorted(self.rss_peaks.values(), reverse=True)[:LARGEST_PROCESSES],
             vram_foreign_processes=self.vram_foreign,
             foreign_cpu_share=max(0.0, (busy - ours) / whole),
             steal_share=spent["steal"] / whole,
@@ -273,11 +291,22 @@ def _start(spec: KeeperSpec, directory: Path) -> tuple[Held, EngineProcess]:
         write_atomically(directory / "engine.json", msgspec.json.encode(EngineProcess(0, -1, "", unit=spec.unit)))
         held = UnitProcess(spec.unit, spec.stop_timeout_seconds)
     else:
-        held = OwnProcess(spec.launch.argv, spec.env, spec.scratch, Path(spec.log), spec.engine_cpus)
+        held = OwnProcess(*_command(spec, directory), spec.scratch, Path(spec.log), spec.engine_cpus)
     pid, ticks = held.process.pid, held.process.start_ticks
     engine = EngineProcess(pid=pid, start_ticks=ticks, scratch=spec.scratch, unit=spec.unit)
     write_atomically(directory / "engine.json", msgspec.json.encode(engine))
     return held, engine
+
+
+def _command(spec: KeeperSpec, directory: Path) -> tuple[list[str], dict[str, str]]:
+    """argv and environment of what is started: the engine, or what starts several of them."""
+    if not spec.launch.also:
+        return spec.launch.argv, spec.env
+    envs = [spec.env, *spec.also_envs]
+    starts = [ReplicaStart(engine.argv, env) for engine, env in zip(spec.launch.engines(), envs, strict=True)]
+    file = directory / "replicas.json"
+    write_atomically(file, msgspec.json.encode(starts))
+    return launcher(file), dict(os.environ)
 
 
 def keep(directory: Path) -> int:
@@ -294,7 +323,8 @@ def keep(directory: Path) -> int:
         remove_scratch(spec.scratch)
         _write_exit(directory, EngineExit("not_started", None, False, 0.0, None, str(error)))
         return 0
-    sampler = Sampler(held.process, [*spec.own_pids, os.getpid()])
+    taken = sum(engine_gpus(engine.argv) for engine in spec.launch.engines())
+    sampler = Sampler(held.process, [*spec.own_pids, os.getpid()], taken)
     reason, engine = _watch(spec, held, sampler, started, engine, directory)
     stopping = time.monotonic()
     samples = sampler.summary()

@@ -14,7 +14,7 @@ from kvtrial.host.load.client import run_load_blocking
 from kvtrial.host.loopback import loopback_client
 from kvtrial.host.workload import load_spec, phase_requests
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.exposition import NOT_SETTLED, parse_page, read_page
+from kvtrial.record.exposition import NOT_SETTLED, metric_table, parse_page, read_page
 from kvtrial.record.load import LoadOutcome, RequestResult, RequestSpec
 from kvtrial.record.plan import ConstantPlan, Launch, Limits, PhasePlan, PoissonPlan, RecordedPlan
 from kvtrial.record.record import OpenLoop, PhaseRecord, RequestFact
@@ -28,12 +28,42 @@ LISTED_REQUESTS_MAX = 1000
 
 
 class Scrape(Struct, frozen=True):
-    """A settled page: its text, the roles read from it, caveats, and how long it took, seconds."""
+    """A settled page: its text, the roles read from it, caveats, and how long it took, seconds.
+
+    Of an arm with several engines `texts` are the pages of the further ones, and the values those of all together.
+    """
 
     text: str
     values: dict[str, float | None]
     caveats: list[str]
     seconds: float
+    texts: list[str] = []
+
+
+def settled_scrapes(base_urls: Sequence[str], vllm_version: str, model: str) -> Scrape:
+    """`settled_scrape` of every engine of an arm, as one."""
+    return together([settled_scrape(url, vllm_version, model) for url in base_urls])
+
+
+def together(scrapes: Sequence[Scrape]) -> Scrape:
+    """Several engines' scrapes as one: counts added up, shares the largest; None where one of them lacks the value."""
+    first, *others = scrapes
+    if not others:
+        return first
+    table = metric_table().values
+    values: dict[str, float | None] = {}
+    for role in first.values:
+        found = [scrape.values.get(role) for scrape in scrapes]
+        known = [value for value in found if value is not None]
+        combine = max if role in table and table[role].across_engines == "max" else sum
+        values[role] = combine(known) if len(known) == len(found) else None
+    return Scrape(
+        text=first.text,
+        values=values,
+        caveats=[caveat for scrape in scrapes for caveat in scrape.caveats],
+        seconds=sum(scrape.seconds for scrape in scrapes),
+        texts=[scrape.text for scrape in others],
+    )
 
 
 def settled_scrape(base_url: str, vllm_version: str, model: str) -> Scrape:
@@ -278,7 +308,9 @@ def request_fact(result: RequestResult, max_tokens: int) -> RequestFact:
 
 
 def write_scrapes(directory: Path, phase: str, before: Scrape, after: Scrape) -> None:
-    """Write both pages as metrics/<phase>.{before,after}.prom."""
+    """Write both pages as metrics/<phase>.{before,after}.prom; those of a second engine as <phase>.before.2.prom."""
     directory.mkdir(exist_ok=True)
-    write_atomically(directory / f"{phase}.before.prom", before.text.encode())
-    write_atomically(directory / f"{phase}.after.prom", after.text.encode())
+    for moment, scrape in (("before", before), ("after", after)):
+        write_atomically(directory / f"{phase}.{moment}.prom", scrape.text.encode())
+        for number, text in enumerate(scrape.texts, start=2):
+            write_atomically(directory / f"{phase}.{moment}.{number}.prom", text.encode())

@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from array import array
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import httpx
@@ -68,15 +69,15 @@ def read_gauges(page: bytes, series: dict[str, str]) -> dict[str, float | None]:
 
 
 class PressureWatch:
-    """Reads the gauges every `interval_seconds` between enter and leave; a context manager.
+    """Reads the gauges every `interval_seconds` between enter and leave, of all engines as one; a context manager.
 
     Past POINTS_MAX points every second one is dropped and the interval doubled, so a long phase keeps a line over all
     of its time. A page that can't be had leaves a hole, no fault: the phase's own scrapes decide about the engine.
     """
 
-    def __init__(self, base_url: str, vllm_version: str, interval_seconds: float) -> None:
-        parts = urlsplit(base_url)
-        self._address = parts.hostname or "127.0.0.1", parts.port or 80
+    def __init__(self, base_urls: Sequence[str], vllm_version: str, interval_seconds: float) -> None:
+        parts = [urlsplit(url) for url in base_urls]
+        self._addresses = [(part.hostname or "127.0.0.1", part.port or 80) for part in parts]
         self._series = series_of(vllm_version)
         self._interval = interval_seconds
         self._stop = threading.Event()
@@ -108,13 +109,15 @@ class PressureWatch:
         ]
 
     def _watch(self) -> None:
-        connection = http.client.HTTPConnection(*self._address, timeout=TIMEOUT_SECONDS)
+        connections = [http.client.HTTPConnection(*address, timeout=TIMEOUT_SECONDS) for address in self._addresses]
         due = time.monotonic()
         while not self._stop.wait(max(0.0, due - time.monotonic())):
             due = max(due + self._interval, time.monotonic())
+            page = b""
             try:
-                connection.request("GET", "/metrics")
-                page = connection.getresponse().read()
+                for connection in connections:
+                    connection.request("GET", "/metrics")
+                    page += b"\n" + connection.getresponse().read()
             except (OSError, http.client.HTTPException):
                 connection.close()
                 continue
@@ -122,7 +125,8 @@ class PressureWatch:
             if len(self._raw) > POINTS_MAX:
                 self._raw = self._raw[::2]
                 self._interval *= 2
-        connection.close()
+        for connection in connections:
+            connection.close()
 
 
 def send_marker(base_url: str, model: str, request: RequestSpec, timeout_seconds: float) -> None:
@@ -163,6 +167,20 @@ def reset_caches(base_url: str, vllm_version: str, connector: str | None) -> Res
                 detail = f"status {answer.status_code}, {answer.text[:80]}"
             time.sleep(RESET_PAUSE_SECONDS)
     return ResetFact(False, external, tries, time.monotonic() - started, detail)
+
+
+def all_reset(resets: Sequence[ResetFact]) -> ResetFact:
+    """The resets of an arm's engines as one: it succeeded where all did."""
+    first, *others = resets
+    if not others:
+        return first
+    return ResetFact(
+        succeeded=all(reset.succeeded for reset in resets),
+        external=all(reset.external for reset in resets),
+        tries=max(reset.tries for reset in resets),
+        seconds=sum(reset.seconds for reset in resets),
+        detail="; ".join(reset.detail for reset in resets if reset.detail),
+    )
 
 
 def _said_success(body: bytes) -> bool:

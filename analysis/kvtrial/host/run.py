@@ -16,8 +16,8 @@ from kvtrial.host.affinity import Pinning, pinned_client
 from kvtrial.host.conditions import read_conditions
 from kvtrial.host.engine import Engine, RunFault, refuse_port, routable
 from kvtrial.host.keeper import EngineExit
-from kvtrial.host.phases import Scrape, phase_record, run_phase, settled_scrape, write_scrapes
-from kvtrial.host.pressure import PressureWatch, RunLedger, reset_caches, send_marker
+from kvtrial.host.phases import Scrape, phase_record, run_phase, settled_scrapes, write_scrapes
+from kvtrial.host.pressure import PressureWatch, RunLedger, all_reset, reset_caches, send_marker
 from kvtrial.host.workload import phase_requests
 from kvtrial.record.calibration import Calibration
 from kvtrial.record.hazards import watch_log
@@ -39,7 +39,7 @@ from kvtrial.record.record import (
 from kvtrial.record.store import sha256_of_file, sync_directory, write_atomically
 from kvtrial.record.version import SCHEMA_VERSION
 
-KEEPER_FILES = ("keeper.json", "keeper.log", "engine.json", "exit.json", "engine.log")
+KEEPER_FILES = ("keeper.json", "keeper.log", "engine.json", "exit.json", "engine.log", "replicas.json")
 OUTCOMES: dict[FaultOrigin, Outcome] = {"engine": "engine_fault", "environment": "environment_fault"}
 STOPPING_REASONS = {
     "ram_below_reserve": ("ram_below_reserve", "available RAM fell below the reserve; the engine was ended"),
@@ -101,7 +101,8 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
     served_log = ""
     with ResultsWriter(directory / "requests.jsonl.zst") as results:
         try:
-            refuse_port(context.plan.launches[run.arm].port)
+            for launch in context.plan.launches[run.arm].engines():
+                refuse_port(launch.port)
             engine = Engine(directory, context.plan.launches[run.arm], context.plan, context.deadline_seconds)
             context.on_engine(engine)
             _measure(run, directory, context, engine, facts, results)
@@ -201,12 +202,12 @@ def _one_phase(
     boundary: Scrape | None,
 ) -> Scrape:
     """One phase; its closing scrape is returned, to open the next. Raises RunFault when the engine failed in it."""
-    plan, base_url = context.plan, engine.base_url
+    plan, urls = context.plan, engine.base_urls
     try:
         reset = None
         if phase.reset:
             reset, boundary = _emptied(phase, context, engine, boundary)
-        before = boundary or settled_scrape(base_url, plan.vllm_version, plan.model.name)
+        before = boundary or settled_scrapes(urls, plan.vllm_version, plan.model.name)
         if phase.stall_multiple:
             facts.ledger.begin(phase.name, phase.stall_multiple)
 
@@ -214,7 +215,7 @@ def _one_phase(
             results.write(phase.name, result)
             facts.ledger.take(phase.name, result)
 
-        watch = PressureWatch(base_url, plan.vllm_version, phase.watch_seconds) if phase.watch_seconds else None
+        watch = PressureWatch(urls, plan.vllm_version, phase.watch_seconds) if phase.watch_seconds else None
         with watch or nullcontext():
             outcome, found = run_phase(
                 phase,
@@ -226,7 +227,7 @@ def _one_phase(
                 pinning=pinning,
                 spool_directory=directory,
             )
-        after = settled_scrape(base_url, plan.vllm_version, plan.model.name)
+        after = settled_scrapes(urls, plan.vllm_version, plan.model.name)
     except httpx.HTTPError as error:
         raise RunFault(_why_failed(engine, phase.name, f"the engine does not answer: {error!r}", context)) from error
     facts.scrape_seconds += after.seconds + (0.0 if boundary and not reset else before.seconds)
@@ -249,11 +250,12 @@ def _emptied(
 ) -> tuple[ResetFact, Scrape]:
     """Empty the caches, with the phase's first prompt in them that would be found otherwise; the scrape before."""
     plan = context.plan
-    without = boundary or settled_scrape(engine.base_url, plan.vllm_version, plan.model.name)
+    without = boundary or settled_scrapes(engine.base_urls, plan.vllm_version, plan.model.name)
     first = next(phase_requests(phase, context.folder))
-    send_marker(engine.base_url, plan.model.name, first, plan.limits.request_timeout_seconds)
-    held = settled_scrape(engine.base_url, plan.vllm_version, plan.model.name)
-    reset = reset_caches(engine.base_url, plan.vllm_version, engine.launch.connector)
+    for url in engine.base_urls:
+        send_marker(url, plan.model.name, first, plan.limits.request_timeout_seconds)
+    held = settled_scrapes(engine.base_urls, plan.vllm_version, plan.model.name)
+    reset = all_reset([reset_caches(url, plan.vllm_version, engine.launch.connector) for url in engine.base_urls])
     hits = [scrape.values.get("prefix_cache_hits_tokens") for scrape in (without, held)]
     found = None if hits[0] is None or hits[1] is None else hits[1] - hits[0]
     return msgspec.structs.replace(reset, marker_hit_tokens=found), held

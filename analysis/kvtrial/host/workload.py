@@ -91,6 +91,7 @@ def load_spec(phase: PhasePlan, launch: Launch, limits: Limits) -> LoadSpec:
     """The client's specification of a phase: against the arm's engine, closed loop or open."""
     return LoadSpec(
         base_url=f"http://127.0.0.1:{launch.port}",
+        also_urls=[f"http://127.0.0.1:{engine.port}" for engine in launch.also],
         model=launch.served_model_name,
         concurrency=concurrency_of(phase),
         idle_timeout_seconds=limits.idle_timeout_seconds,

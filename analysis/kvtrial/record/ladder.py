@@ -18,6 +18,7 @@ class Level(Struct, frozen=True):
     `*_tokens_range`: least and most. `limit_reached_share`: of answers as long as the max_tokens that was asked for.
     `server_difference_share`: what queue + prefill + decode leave of end-to-end, in the run where it is largest;
     `server_outside_core_share`: what of that run's end-to-end the times to first token show outside the engine core.
+    `gpu_seconds_per_request`: the arm's GPUs × the level's seconds, for a finished request; None without GPUs.
     """
 
     concurrency: int
@@ -53,6 +54,7 @@ class Level(Struct, frozen=True):
     server_outside_core_share: float | None = None
     prompt_tokens_range: list[int] | None = None
     answer_tokens_range: list[int] | None = None
+    gpu_seconds_per_request: float | None = None
 
 
 class Reached(Struct, frozen=True):
@@ -98,9 +100,9 @@ class LevelCost(Struct, frozen=True):
 class ArmLadder(Struct, frozen=True):
     """One arm's ladder: its levels, what it reaches, and for a variant what it buys against the control.
 
-    `cost_amount` of `cost_unit` is what it takes more of (negative: less). `fewer_preemptions_per_1000_per_unit` is its
-    effect above the onset for one unit. `less_queue_seconds` and its rate: the same of the time that a request queues,
-    on a ladder that can only queue.
+    `gpus`: those that its engines take. `cost_amount` of `cost_unit` is what it takes more of (negative: less).
+    `fewer_preemptions_per_1000_per_unit` is its effect above the onset for one unit. `less_queue_seconds` and its rate:
+    the same of the time that a request queues, on a ladder that can only queue.
     """
 
     arm: str
@@ -123,6 +125,7 @@ class ArmLadder(Struct, frozen=True):
     resources: list[LevelResources] = []
     less_queue_seconds: float | None = None
     less_queue_seconds_per_unit: float | None = None
+    gpus: int = 0
 
 
 class LadderResult(Struct, frozen=True):

@@ -131,6 +131,23 @@ def parse_vllm_args(args: list[str]) -> ParsedArgs:
     return ParsedArgs(model, options, _kv_transfer(options.get("kv-transfer-config"), dotted), repeated, unclear)
 
 
+SPREAD_OVER_GPUS = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+
+
+def ranks(args: Mapping[str, Any]) -> int:
+    """Workers that share a KV cache: tensor × pipeline parallel, of a launch's options under their long names."""
+    return math.prod(int(args.get(option, 1)) for option in SPREAD_OVER_GPUS[:2])
+
+
+def engine_gpus(argv: list[str]) -> int:
+    """How many GPUs a command line takes: its ranks of tensor, pipeline and data parallelism, multiplied.
+
+    Raises UnusableInput for a number that can't be read.
+    """
+    parsed = parse_vllm_args(argv)
+    return math.prod(parsed.size(option) or 1 for option in SPREAD_OVER_GPUS)
+
+
 def tier_of(parsed: ParsedArgs, env: Mapping[str, str], version: str) -> Tier | None:
     """The connector this launch gets in this version, or None.
 

@@ -65,6 +65,8 @@ class LoadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     `base_url` is `http://127.0.0.1:PORT` (loopback only). `idle_timeout_seconds` bounds the time without a byte,
     `request_timeout_seconds` the whole request, both from the moment the request was due to be sent. After
     `deadlock_seconds` in which the engine is healthy, runs nothing and lets requests wait, all in flight end.
+    `also_urls`: further engines that share the load; a request goes to the one with the fewest in flight, the first of
+    equals.
     """
 
     base_url: str
@@ -73,6 +75,11 @@ class LoadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     idle_timeout_seconds: float
     request_timeout_seconds: float
     deadlock_seconds: float
+    also_urls: list[str] = []
+
+    def urls(self) -> list[str]:
+        """Every engine's address."""
+        return [self.base_url, *self.also_urls]
 
 
 class RequestError(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,10 +13,11 @@ Backend = Literal["cpu", "cuda"]
 Supervisor = Literal["process", "systemd"]
 
 
-class Launch(Struct, frozen=True, forbid_unknown_fields=True):
+class Launch(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The launch specification of one arm: the same argv and environment whatever supervisor starts it.
 
-    `env` holds only what the arm sets; the supervisor adds it to a declared, minimal base environment.
+    `env` holds only what the arm sets; the supervisor adds it to a declared, minimal base environment. `also`: further
+    engines of an arm with several replicas, each with a port and GPUs of its own; the load is split among all of them.
     """
 
     arm: str
@@ -25,6 +26,11 @@ class Launch(Struct, frozen=True, forbid_unknown_fields=True):
     port: int
     served_model_name: str
     connector: str | None
+    also: list["Launch"] = []
+
+    def engines(self) -> list["Launch"]:
+        """Every engine of the arm, this one first."""
+        return [self, *self.also]
 
 
 class PromptPlan(Struct, frozen=True, forbid_unknown_fields=True):

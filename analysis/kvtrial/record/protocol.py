@@ -88,7 +88,8 @@ class Arm(Struct, frozen=True, forbid_unknown_fields=True):
     option, a mapping is passed as JSON. `env` maps names to values; null takes out the host's variable. `sizes` are
     this arm's own, for an arm that changes the work and not the engine: such an arm declares what may differ, or its
     requests are to come out as the control's. `costs` says what the change takes, in its own unit. `model`: the arm
-    serves the host's smaller model in place of the usual one.
+    serves the host's smaller model in place of the usual one. `replicas`: so many engines of this launch, each on a
+    port and GPUs of its own, among which the load client splits the requests.
     """
 
     title: str
@@ -99,6 +100,7 @@ class Arm(Struct, frozen=True, forbid_unknown_fields=True):
     requires: Requires | UnsetType = UNSET
     costs: Cost | UnsetType = UNSET
     model: Literal["smaller"] | UnsetType = UNSET
+    replicas: int | UnsetType = UNSET
 
 
 class PromptSet(Struct, frozen=True, forbid_unknown_fields=True):

@@ -80,7 +80,9 @@ class Samples(Struct, frozen=True):
 
     Of GPUs, every tenth sample, None without them: `vram_foreign_processes` is the most processes on them that were not
     the engine's (None also where a container hides whose they are), `throttle_events` the samples in which heat or
-    supply slowed one down.
+    supply slowed one down. `vram_used_peak_bytes` is of all GPUs together, `vram_used_peak_by_gpu_bytes` of each by
+    itself in the order of the conditions, empty in older records. `rss_peak_by_process_bytes`: the largest of the
+    engine's processes, each at its own peak, largest first; what processes share counts in each.
     """
 
     count: int
@@ -98,6 +100,8 @@ class Samples(Struct, frozen=True):
     throttle_events: int | None
     gpu_mhz_median: float | None = None
     gpu_power_watts_median: float | None = None
+    vram_used_peak_by_gpu_bytes: list[int] = []
+    rss_peak_by_process_bytes: list[int] = []
 
 
 class Times(Struct, frozen=True):

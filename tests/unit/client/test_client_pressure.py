@@ -126,7 +126,7 @@ def test_an_engine_without_the_endpoint_is_told_at_once(serve):
 def test_a_watch_counts_preemptions_since_the_phase_began(serve):
     server = serve((200, b""))
     began = time.monotonic_ns()
-    with PressureWatch(server.url, VERSION, 0.05) as watch:
+    with PressureWatch([server.url], VERSION, 0.05) as watch:
         while len(server.asked) < 3:
             time.sleep(0.01)
     points = watch.points(began, 5.0)
@@ -138,7 +138,7 @@ def test_a_watch_counts_preemptions_since_the_phase_began(serve):
 def test_a_long_phase_keeps_a_line_over_all_of_its_time(serve, monkeypatch):
     monkeypatch.setattr(pressure, "POINTS_MAX", 6)
     server = serve((200, b""))
-    with PressureWatch(server.url, VERSION, 0.005) as watch:
+    with PressureWatch([server.url], VERSION, 0.005) as watch:
         while len(server.asked) < 30:
             time.sleep(0.01)
     points = watch.points(0, 0.0)

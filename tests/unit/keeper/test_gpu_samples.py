@@ -29,10 +29,10 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return make
 
 
-def samples(times: int = 1):
+def samples(times: int = 1, gpus: int | None = None):
     me = read_process(os.getpid())
     assert me is not None
-    sampler = Sampler(me, [])
+    sampler = Sampler(me, [], gpus)
     for _ in range(times):
         sampler.sample()
     return sampler.summary()
@@ -45,6 +45,14 @@ def test_memory_clock_and_power_of_all_gpus(smi):
     assert (found.gpu_mhz_median, found.gpu_power_watts_median) == (1940, 305.5)
     assert found.throttle_events == 0
     assert found.vram_foreign_processes == 0
+
+
+def test_each_gpu_has_a_peak_of_its_own_and_an_idle_one_s_clock_is_not_the_engine_s(smi):
+    smi([f"100, 1980, 300.5, {QUIET}", f"200, 345, 75, {QUIET}"], [os.getpid()])
+    found = samples(gpus=1)
+    assert found.vram_used_peak_by_gpu_bytes == [100 * 2**20, 200 * 2**20]
+    assert (found.gpu_mhz_median, found.gpu_power_watts_median) == (1980, 300.5)
+    assert found.rss_peak_by_process_bytes[0] > 2**20
 
 
 def test_heat_is_counted_and_the_power_cap_is_not(smi):

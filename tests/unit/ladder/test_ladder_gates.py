@@ -109,6 +109,34 @@ def test_more_kv_cache_must_leave_the_headroom_of_the_other_buffers(used_mib, pa
     assert result.passed is passed and "least free VRAM" in result.detail
 
 
+@pytest.mark.parametrize(
+    ("peaks_mib", "passed", "said"),
+    [
+        # One full GPU is not helped by an idle one beside it.
+        ([142_700, 4], False, "GPU 0 of 2"),
+        ([4, 142_700], False, "GPU 1 of 2"),
+        ([100_000, 100_000], True, "least free VRAM at the peak 45,897,220,096 bytes"),
+        ([], None, "of several GPUs only all together"),
+    ],
+)
+def test_the_headroom_is_that_of_each_gpu(peaks_mib, passed, said):
+    records = [
+        replace(
+            run,
+            conditions=replace(run.conditions, gpus=[GPU, GPU]),
+            samples=replace(
+                run.samples,
+                vram_used_peak_bytes=sum(peaks_mib) * 2**20,
+                vram_used_peak_by_gpu_bytes=[mib * 2**20 for mib in peaks_mib],
+                vram_foreign_processes=0,
+            ),
+        )
+        for run in ladder_records()
+    ]
+    result = judged(records)["vram_headroom"]
+    assert result.passed is passed and said in result.detail
+
+
 def test_vram_that_was_not_sampled_is_not_decided():
     records = [replace(run, conditions=replace(run.conditions, gpus=[GPU])) for run in ladder_records()]
     assert judged(records)["vram_headroom"].passed is None

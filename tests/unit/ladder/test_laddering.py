@@ -352,7 +352,7 @@ def test_every_change_that_the_ladder_is_to_compare_is_an_arm():
         "shorter_model_len": "max-model-len", "longer_model_len": "max-model-len",
         "smaller_batch": "max-num-batched-tokens", "offload_prompts": "kv-transfer-config",
         "offload_all": "kv-transfer-config", "kv_offloading_size": "kv-offloading-size",
-        "second_replica": "data-parallel-size", "tensor_parallel": "tensor-parallel-size",
+        "tensor_parallel": "tensor-parallel-size",
     }  # fmt: skip
     for arm, option in changes.items():
         assert option in protocol.arms[arm].args, arm
@@ -365,6 +365,7 @@ def test_every_change_that_the_ladder_is_to_compare_is_an_arm():
         "truncated_answers",
         "shorter_inputs",
         "smaller_model",
+        "second_replica",
         *changes,
     }
     assert list(load_protocol("preemption_noise", PROTOCOLS).arms) == ["base", "again"]
@@ -455,9 +456,71 @@ def test_a_host_without_its_own_sizes_gets_levels_for_its_own_pool():
     assert [phase.concurrency for phase in for_host(protocol, host).phases if phase.reset][-3:] == [7, 9, 11]
 
 
-def test_nothing_is_predicted_of_two_replicas_together():
+def test_two_replicas_bear_what_each_bears_and_are_launched_alike_but_for_port_and_gpu():
     host = {"backend": "cuda", "facts": {"gpus": [{}, {}]}}
-    protocol = requested_protocol(request(arms=["second_replica"]))
-    plan = make_plan(request(arms=["second_replica"], host=host), protocol)
-    assert set(plan.hosts[0].ladder.onset) == {"base"}
-    assert any("second_replica: no onset is predicted" in line for line in ladder_lines(plan.hosts[0]))
+    asked = request(arms=["second_replica"], host=host)
+    plan = make_plan(asked, requested_protocol(asked)).hosts[0]
+    base, replicas = plan.launches["base"], plan.launches["second_replica"]
+    # Of one engine: 4 fit, 5 don't. Of two that are sent the same number each: 8 fit, the ninth does not.
+    assert [(plan.ladder.onset[arm].last_safe, plan.ladder.onset[arm].low) for arm in plan.launches] == [(4, 5), (8, 9)]
+    assert (replicas.argv, replicas.env, replicas.port) == (base.argv, base.env, base.port)
+    (second,) = replicas.also
+    at = base.argv.index("--port") + 1
+    assert second.argv == [*base.argv[:at], str(base.port + 1), *base.argv[at + 1 :]]
+    assert second.env == base.env | {"CUDA_VISIBLE_DEVICES": "1"}
+    assert second.port == base.port + 1
+    assert not base.also
+
+
+def test_nothing_is_predicted_of_engines_among_which_vllm_itself_splits_the_requests(tmp_path):
+    own = tmp_path / "own.yml"
+    arms = {"second_replica": {"replicas": None, "args": {"data-parallel-size": 2}}}
+    own.write_text(
+        yaml.safe_dump(
+            {"schema_version": "1.0", "name": "own", "extends": str(PROTOCOLS / "preemption_ladder.yml"), "arms": arms}
+        )
+    )
+    host = {"backend": "cuda", "facts": {"gpus": [{}, {}]}}
+    asked = request(protocol=str(own), arms=["second_replica"], host=host)
+    plan = make_plan(asked, requested_protocol(asked)).hosts[0]
+    assert set(plan.ladder.onset) == {"base"}
+    assert any("second_replica: no onset is predicted" in line for line in ladder_lines(plan))
+
+
+@pytest.mark.parametrize(
+    ("arm", "host", "said"),
+    [
+        (
+            "second_replica",
+            {"supervisor": "systemd", "facts": {"gpus": [{}, {}]}},
+            "2 replicas can't be supervised by systemd, an arm has one unit",
+        ),
+        (
+            "tensor_parallel",
+            {"facts": {"gpus": [{}, {}]}, "engine_args": {"pipeline-parallel-size": 2}},
+            "arm tensor_parallel: its engines take 4 GPUs",
+        ),
+        ("base", {"facts": {"gpus": [{}]}, "engine_args": {"tensor-parallel-size": 2}}, "its engines take 2 GPUs"),
+    ],
+)
+def test_what_takes_more_gpus_than_there_are_is_refused(arm, host, said):
+    args = cpu_host().engine_args | host.get("engine_args", {})
+    asked = request(arms=["more_kv" if arm == "base" else arm], host={"backend": "cuda"} | host | {"engine_args": args})
+    with pytest.raises(UnusableInput, match=re.escape(said)):
+        make_plan(asked, requested_protocol(asked))
+
+
+def test_a_pool_given_in_bytes_is_that_of_each_rank_and_every_worker_needs_ram():
+    args = {"block-size": 32, "kv-cache-memory-bytes": 64 * 32 * 1024, "max-model-len": 2048}
+    host = {"backend": "cuda", "facts": {"gpus": [{}, {}]}, "model": ModelInput("m", "/m", "r", 1024, "random", 0, 9)}
+    plans = {
+        ranks: make_plan(asked, requested_protocol(asked)).hosts[0]
+        for ranks in (1, 2)
+        for asked in [
+            request(
+                protocol="preemption_noise",
+                host=host | {"engine_args": args | {"tensor-parallel-size": ranks, "num-gpu-blocks-override": None}},
+            )
+        ]
+    }
+    assert plans[2].limits.engine_ram_bytes == 2 * plans[1].limits.engine_ram_bytes

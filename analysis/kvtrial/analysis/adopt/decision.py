@@ -205,6 +205,11 @@ def _adopted_arm(verdict: Verdict) -> str:
 def _production(verdict: Verdict, tried: Tried, arm: str, wish: Wish) -> Production:
     plan = tried.plans[0]
     launch, capacity = plan.launches[arm], plan.capacity
+    if launch.also:
+        raise UnusableInput(
+            f"Arm {arm} is {len(launch.engines())} engines on ports of their own, and adopt pins one engine's launch; "
+            "add the replica and split the requests where your fleet's load balancer is set up."
+        )
     for other in tried.plans[1:]:
         if arm in other.launches and _words(other.launches[arm]) != _words(launch):
             raise UnusableInput(

@@ -279,24 +279,36 @@ class Headroom(Struct, frozen=True, forbid_unknown_fields=True):
 @gate("vram_headroom", Headroom)
 def vram_headroom(context: GateContext, parameters: Headroom) -> Decision:
     """At its peak every arm left the declared VRAM free: more KV cache must not come out of the other buffers."""
-    least: tuple[int, RunRecord] | None = None
+    least: tuple[int, int, RunRecord] | None = None
     for run in context.runs:
         if not run.conditions.gpus:
             continue
-        used = run.samples.vram_used_peak_bytes if run.samples else None
-        total = vram_total_bytes(run)
-        if used is None or total is None:
-            return None, f"{where(run)}: VRAM was not sampled"
-        if least is None or total - used < least[0]:
-            least = total - used, run
+        free = free_vram_bytes(run)
+        if free is None:
+            return None, f"{where(run)}: VRAM was not sampled, or of several GPUs only all together"
+        at = min(range(len(free)), key=free.__getitem__)
+        if least is None or free[at] < least[0]:
+            least = free[at], at, run
     if least is None:
         return True, "no GPU here, so no VRAM to keep free"
-    free, run = least
-    detail = f"least free VRAM at the peak {free:,} bytes ({where(run)}), declared headroom {parameters.bytes:,}"
-    return free >= parameters.bytes, detail
+    left, at, run = least
+    gpu = f", GPU {at} of {len(run.conditions.gpus)}" if len(run.conditions.gpus) > 1 else ""
+    detail = f"least free VRAM at the peak {left:,} bytes ({where(run)}{gpu}), declared headroom {parameters.bytes:,}"
+    return left >= parameters.bytes, detail
 
 
-def vram_total_bytes(run: RunRecord) -> int | None:
-    """VRAM of all GPUs of a host; None where a GPU does not say."""
+def free_vram_bytes(run: RunRecord) -> list[int] | None:
+    """What each GPU had free at its own peak; None where that isn't known of each.
+
+    Records without the peak of each GPU have that of all together, which says as much where there is one. What is free
+    on a GPU that an arm leaves idle says nothing of those that it uses.
+    """
     totals = [gpu.get("memory.total", "") for gpu in run.conditions.gpus]
-    return sum(int(total) * 2**20 for total in totals) if all(total.isdigit() for total in totals) else None
+    if run.samples is None or not all(total.isdigit() for total in totals):
+        return None
+    peaks = run.samples.vram_used_peak_by_gpu_bytes
+    if not peaks and len(totals) == 1 and run.samples.vram_used_peak_bytes is not None:
+        peaks = [run.samples.vram_used_peak_bytes]
+    if len(peaks) != len(totals):
+        return None
+    return [int(total) * 2**20 - peak for total, peak in zip(totals, peaks, strict=True)]

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, backend_of, gate, some, where
+from kvtrial.analysis.launch import VISIBLE_GPUS
 from kvtrial.record.hazardfacts import launch_facts, page_facts
 from kvtrial.record.hazards import Concern, HazardHit, Watch, facts_seen, hazards_for
 from kvtrial.record.launch import parse_vllm_args, tier_of
@@ -69,15 +71,27 @@ def launch_differs_as_declared(context: GateContext, parameters: NoParameters) -
 
 def _within_arm(runs: list[RunRecord]) -> list[str]:
     """A launch or a resolved configuration that changed from run to run of one arm."""
-    first, problems = runs[0], []
+    first, problems = runs[0], _other_replicas(runs[0].launch)
     for run in runs[1:]:
-        if (run.launch.argv, run.launch.env) != (first.launch.argv, first.launch.env):
+        problems += _other_replicas(run.launch)
+        if replace(run.launch, arm="") != replace(first.launch, arm=""):
             problems.append(f"arm {run.arm} was launched otherwise in pair {run.pair} than in pair {first.pair}")
         changed = [d for d in _differences(first, run) if d.kind != "volatile"]
         if changed:
             what = some(f"{d.path} {d.control!r} → {d.variant!r}" for d in changed)
             problems.append(f"arm {run.arm} resolved otherwise in pair {run.pair} than in pair {first.pair}: {what}")
     return problems
+
+
+def _other_replicas(launch: Launch) -> list[str]:
+    """Replicas of an arm that were launched otherwise than its first engine, but for the port and the GPUs they see."""
+    own, env = _options(launch), launch.env
+    return [
+        f"arm {launch.arm}: the engine on port {engine.port} was launched otherwise than its first one"
+        for engine in launch.also
+        if {**_options(engine), "port": ""} != {**own, "port": ""}
+        or {**engine.env, VISIBLE_GPUS: ""} != {**env, VISIBLE_GPUS: ""}
+    ]
 
 
 def _asked(control: RunRecord, variant: RunRecord, declared: list[Arm]) -> list[str]:

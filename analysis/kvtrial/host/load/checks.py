@@ -12,9 +12,9 @@ from kvtrial.record.load import LoadSpec, RequestSpec
 _SPARE_DESCRIPTORS = 64
 
 
-def check_spec(spec: LoadSpec) -> tuple[str, int]:
-    """The address to connect to. Raises UnusableInput for a specification that cannot be run."""
-    address = _loopback_address(spec.base_url)
+def check_spec(spec: LoadSpec) -> list[tuple[str, int]]:
+    """The addresses to connect to. Raises UnusableInput for a specification that cannot be run."""
+    addresses = [_loopback_address(url) for url in spec.urls()]
     if spec.concurrency is not None and spec.concurrency < 1:
         raise UnusableInput(
             f"concurrency={spec.concurrency} sends nothing; give at least 1, or none for an open loop by "
@@ -23,7 +23,7 @@ def check_spec(spec: LoadSpec) -> tuple[str, int]:
     for name in ("idle_timeout_seconds", "request_timeout_seconds", "deadlock_seconds"):
         if not getattr(spec, name) > 0:
             raise UnusableInput(f"{name}={getattr(spec, name)} ends every request at once; give a number above 0.")
-    return address
+    return addresses
 
 
 def check_request(request: RequestSpec, *, open_loop: bool) -> None:

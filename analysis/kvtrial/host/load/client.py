@@ -67,8 +67,9 @@ async def run_load(
     Closed loop: `concurrency` requests in flight, the next one sent when an answer has ended. Open loop: each request
     sent at its `scheduled_seconds`, whatever became of earlier ones. In both a request with `after` is due when that
     one has ended and the pause is over. Connections are kept alive and reused, as many as there are requests in
-    flight; there is no other limit. A request is aborted only by its two timeouts, or with all others where the engine
-    is found in a deadlock; then those not yet sent fail too, unsent.
+    flight; there is no other limit. Of several engines a request goes to the one with the fewest in flight. A request
+    is aborted only by its two timeouts, or with all others where an engine is found in a deadlock; then those not yet
+    sent fail too, unsent.
 
     All requests are read and serialised before the first is sent; many go to a file without a name in
     `spool_directory` (None: where temporary files go). `calibration_id` and `pinning` are noted on the card.
@@ -76,12 +77,12 @@ async def run_load(
     Raises UnusableInput for a load that cannot be sent and OSError where the disk is full; a server's faults are
     results, never exceptions.
     """
-    address = check_spec(spec)
+    addresses = check_spec(spec)
     spool = Spool(spec, requests, spool_directory)
     meter = HonestyMeter(calibration_id=calibration_id, pinning=pinning or current_pinning())
     try:
         with room_for_connections(spec.concurrency, len(spool)):
-            return await Phase(spec, spool, address, on_result, on_progress, meter).run()
+            return await Phase(spec, spool, addresses, on_result, on_progress, meter).run()
     finally:
         spool.close()
 

@@ -19,13 +19,15 @@ _SHORT = len(END_OF_MESSAGE)
 class Exchange:
     """One request from before its dispatch to its result.
 
-    Times are perf_counter_ns. The dispatcher sets when it was due, `scheduled_ns`, and when it began to send it.
+    Times are perf_counter_ns. The dispatcher sets when it was due, `scheduled_ns`, when it began to send it, and to
+    which of the engines.
     """
 
     __slots__ = (
         "began_ns",
         "connecting",
         "connection",
+        "engine",
         "error",
         "key",
         "number",
@@ -43,6 +45,7 @@ class Exchange:
         self.wire = wire
         self.scheduled_ns = 0
         self.began_ns = 0
+        self.engine = 0
         self.sent_ns: int | None = None
         self.connecting: asyncio.Task[None] | None = None
         self.connection: Connection | None = None
@@ -83,7 +86,7 @@ def _ignore(_: int | bytes) -> None:
 
 
 class Connection(asyncio.Protocol):
-    """One kept-alive connection, with at most one exchange on it."""
+    """One kept-alive connection to one of the engines, with at most one exchange on it."""
 
     __slots__ = (
         "_descriptor",
@@ -93,12 +96,14 @@ class Connection(asyncio.Protocol):
         "_stamp",
         "_streaming",
         "_transport",
+        "engine",
         "exchange",
         "idle_since_ns",
     )
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: Owner, engine: int = 0) -> None:
         self._owner = owner
+        self.engine = engine
         self._response: Response | None = None
         self._transport: asyncio.Transport | None = None
         self.exchange: Exchange | None = None

@@ -1,6 +1,7 @@
 """One phase of load: which request is due when, what is in flight, and the connections between."""
 
 import asyncio
+import contextlib
 import heapq
 import time
 from collections import deque
@@ -55,14 +56,15 @@ class Phase:
         self,
         spec: LoadSpec,
         spool: Spool,
-        address: tuple[str, int],
+        addresses: list[tuple[str, int]],
         on_result: OnResult,
         on_progress: Progress | None,
         meter: HonestyMeter,
     ) -> None:
         self._spec = spec
         self._spool = spool
-        self._host, self._port = address
+        self._addresses = addresses
+        self._busy = [0] * len(addresses)
         self._on_result = on_result
         self._on_progress = on_progress
         self._meter = meter
@@ -77,7 +79,7 @@ class Phase:
         self._stopped = False
         self._deadlock: str | None = None
         self._in_flight: set[Exchange] = set()
-        self._idle: list[Connection] = []
+        self._idle: list[list[Connection]] = [[] for _ in addresses]
         self._connections: set[Connection] = set()
         self._unread: deque[Exchange] = deque()
         self._unread_bytes = 0
@@ -100,7 +102,9 @@ class Phase:
             if self._spec.concurrency is not None:
                 await self._preopen(min(self._spec.concurrency, len(self._spool)))
             self._fetch()
-            with self._watch_for_deadlock():
+            with contextlib.ExitStack() as watches:
+                for engine in range(len(self._addresses)):
+                    watches.enter_context(self._watch_for_deadlock(engine))
                 self._meter.start()
                 started_monotonic_ns = time.monotonic_ns()
                 started_cpu_ns = time.process_time_ns()
@@ -197,13 +201,15 @@ class Phase:
             exchange = self._exchange(number)
         exchange.scheduled_ns = scheduled_ns
         exchange.began_ns = now_ns = perf_counter_ns()
+        exchange.engine = self._busy.index(min(self._busy))
+        self._busy[exchange.engine] += 1
         self._in_flight.add(exchange)
         if self._deadlock is not None:
             self.on_failed(exchange, "deadlock", f"not sent: {self._deadlock}")
             while self._unread:
                 self._read_next()
             return
-        connection = self._take_idle(now_ns)
+        connection = self._take_idle(exchange.engine, now_ns)
         if connection is not None:
             self._send(exchange, connection)
         else:
@@ -217,19 +223,21 @@ class Phase:
 
     async def _preopen(self, count: int) -> None:
         """Open the connections of a closed loop before its clock starts; what fails here is met again at dispatch."""
-        opening = [self._loop.create_task(self._open()) for _ in range(count)]
+        opening = [self._loop.create_task(self._open(number % len(self._addresses))) for number in range(count)]
         try:
             await asyncio.wait(opening, timeout=min(PREOPEN_SECONDS, self._spec.idle_timeout_seconds))
         finally:
             for task in opening:
                 task.cancel()
             opened = await asyncio.gather(*opening, return_exceptions=True)
-        self._idle.extend(connection for connection in opened if isinstance(connection, Connection))
+        for connection in opened:
+            if isinstance(connection, Connection):
+                self._idle[connection.engine].append(connection)
 
-    async def _open(self) -> Connection:
-        connection = Connection(self)
+    async def _open(self, engine: int) -> Connection:
+        connection = Connection(self, engine)
         try:
-            await self._loop.create_connection(lambda: connection, self._host, self._port)
+            await self._loop.create_connection(lambda: connection, *self._addresses[engine])
         except asyncio.CancelledError:
             # It may have been opened in the same turn of the loop that cancelled it.
             connection.abort()
@@ -238,7 +246,7 @@ class Phase:
 
     async def _connect_and_send(self, exchange: Exchange) -> None:
         try:
-            connection = await self._open()
+            connection = await self._open(exchange.engine)
         except OSError as error:
             exchange.connecting = None
             reset = isinstance(error, ConnectionResetError | BrokenPipeError)
@@ -252,9 +260,9 @@ class Phase:
         else:
             self.on_failed(exchange, "connection_reset", "the server closed the connection as soon as it was open")
 
-    def _take_idle(self, now_ns: int) -> Connection | None:
-        while self._idle:
-            connection = self._idle.pop()
+    def _take_idle(self, engine: int, now_ns: int) -> Connection | None:
+        while self._idle[engine]:
+            connection = self._idle[engine].pop()
             if connection.usable and now_ns - connection.idle_since_ns <= REUSE_WITHIN_NS:
                 return connection
             connection.close()
@@ -300,7 +308,7 @@ class Phase:
         connection.release()
         if connection.usable:
             connection.idle_since_ns = now_ns
-            self._idle.append(connection)
+            self._idle[connection.engine].append(connection)
         self._finish(exchange, now_ns)
 
     def on_failed(self, exchange: Exchange, error_class: ErrorClass, detail: str) -> None:
@@ -317,7 +325,9 @@ class Phase:
 
     def _finish(self, exchange: Exchange, now_ns: int) -> None:
         """An exchange is over: send first what has waited for its end, and only then see to the rest of it."""
-        self._in_flight.discard(exchange)
+        if exchange in self._in_flight:
+            self._in_flight.remove(exchange)
+            self._busy[exchange.engine] -= 1
         if self._stopped:
             return
         self._unread.append(exchange)
@@ -398,9 +408,9 @@ class Phase:
 
     # A deadlock of the engine.
 
-    def _watch_for_deadlock(self) -> DeadlockWatch:
+    def _watch_for_deadlock(self, engine: int) -> DeadlockWatch:
         def silent_since() -> float | None:
-            in_flight = self._in_flight.copy()
+            in_flight = {exchange for exchange in self._in_flight.copy() if exchange.engine == engine}
             if not in_flight:
                 return None
             return time.monotonic() - (perf_counter_ns() - max(e.last_activity_ns for e in in_flight)) / 1e9
@@ -408,10 +418,10 @@ class Phase:
         def tell(sentence: str) -> None:
             self._loop.call_soon_threadsafe(self._on_deadlock, sentence)
 
-        return DeadlockWatch(self._spec.base_url, self._spec.deadlock_seconds, silent_since, tell)
+        return DeadlockWatch(self._spec.urls()[engine], self._spec.deadlock_seconds, silent_since, tell)
 
     def _on_deadlock(self, sentence: str) -> None:
-        """End every request in flight, and every one to come: nothing of this engine can be measured any more."""
+        """End every request in flight, and every one to come: nothing of this arm can be measured any more."""
         if self._over.done():
             return
         self._deadlock = sentence
