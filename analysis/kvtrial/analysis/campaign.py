@@ -49,8 +49,6 @@ from kvtrial.record.verdict import Verdict
 from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
 
 if TYPE_CHECKING:
-    import pandas
-
     from kvtrial.analysis.lengths import LengthFit
     from kvtrial.analysis.report.history import History
 
@@ -603,34 +601,30 @@ def _campaign_seconds(directory: Path) -> float | None:
 
 
 @disk_errors_said()
-def write_outputs(directory: Path, verdict: Verdict) -> None:
-    """Write verdict.json, summary.csv/.parquet, metrics.prom, report.html and brief.md."""
+def write_outputs(
+    directory: Path,
+    verdict: Verdict,
+    *,
+    language: str = "en",
+    history: "History | None" = None,
+    beside: "Sequence[LengthFit]" = (),
+) -> None:
+    """Write verdict.json, summary.csv/.parquet, metrics.prom, report.html and brief.md.
+
+    `language`, `history`: of the report. `beside`: fits over lengths of other campaigns, shown with its own.
+    """
     # pandas and matplotlib take over a second to import: planning and sweeping go without.
     from kvtrial.analysis.export import write_summary
+    from kvtrial.analysis.lengths import fits_of
+    from kvtrial.analysis.report import build_brief, build_report
     from kvtrial.analysis.summary import to_frame
 
+    campaign = read_campaign(directory)
     records = [record for runs in read_records(directory).values() for record in runs]
     frame = to_frame(records)
     write_atomically(directory / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict), indent=1))
     write_summary(frame, directory)
     write_atomically(directory / "metrics.prom", to_textfile(verdict).encode())
-    write_report(directory, verdict, records, frame)
-
-
-def write_report(
-    directory: Path,
-    verdict: Verdict,
-    records: list[RunRecord],
-    frame: "pandas.DataFrame | None",
-    language: str = "en",
-    history: "History | None" = None,
-    beside: "Sequence[LengthFit]" = (),
-) -> None:
-    """Write report.html and brief.md in a language. `beside`: fits over lengths of other campaigns, shown with its own."""
-    from kvtrial.analysis.lengths import fits_of
-    from kvtrial.analysis.report import build_brief, build_report
-
-    campaign = read_campaign(directory)
     protocol = campaign.plan.protocol
     about = {**campaign.provenance, "campaign": campaign.campaign, "seed": campaign.plan.seed,
              "plan_sha256": campaign.plan_sha256, "pins": campaign.pins}  # fmt: skip

@@ -24,6 +24,7 @@ from kvtrial.analysis.reproduce import reproduce
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.hazards import hazards_of
 from kvtrial.record.schemas import SCHEMAS, json_schema
+from kvtrial.record.store import write_atomically
 from kvtrial.record.versions import outside_read_range
 
 REFUSED = 4
@@ -41,10 +42,40 @@ def analyze(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write report.html of a campaign."""
+    """Write report.html and brief.md of a campaign, in English or Russian."""
+    from kvtrial.analysis.lengths import fit_campaign
+    from kvtrial.analysis.report.history import read_history
+
     verdict = campaigns.analyze(options.campaign)
-    campaigns.write_outputs(options.campaign, verdict)
+    campaigns.write_outputs(
+        options.campaign,
+        verdict,
+        language=options.lang,
+        history=None if options.history is None else read_history(options.history),
+        beside=[fit for directory in options.beside for fit in fit_campaign(directory)],
+    )
     print(options.campaign / "report.html")
+    return 0
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Two campaigns side by side: verdicts, effects, gates, pins."""
+    from kvtrial.analysis.beside import as_json, compare_campaigns, lines
+
+    found = compare_campaigns(options.a, options.b)
+    print(as_json(found) if options.json else "\n".join(lines(found)))
+    return 0
+
+
+def export(options: argparse.Namespace) -> int:
+    """A campaign's verdict (openmetrics, json) or table of runs and phases (csv, parquet) for other tools."""
+    from kvtrial.analysis.export import export_campaign
+
+    payload = export_campaign(options.campaign, options.format, sys.stdout.isatty() and options.output is None)
+    if options.output is None:
+        sys.stdout.buffer.write(payload)
+    else:
+        write_atomically(options.output, payload)
     return 0
 
 
@@ -154,7 +185,20 @@ def _parser() -> argparse.ArgumentParser:
     analyzed = command("analyze", analyze)
     analyzed.add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
     analyzed.add_argument("--json", action="store_true")
-    command("report", report).add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
+    reported = command("report", report)
+    reported.add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
+    reported.add_argument("--lang", choices=("en", "ru"), default="en", help="language of report.html and brief.md")
+    reported.add_argument("--history", type=Path, metavar="FILE.json", help="earlier campaigns with their change points")
+    reported.add_argument("--beside", type=Path, nargs="+", default=[], metavar="CAMPAIGN",
+                          help="campaigns with several lengths and other models, for the break-even over both")  # fmt: skip
+    compared = command("compare", compare)
+    compared.add_argument("a", type=Path, metavar="A", help="a campaign's folder")
+    compared.add_argument("b", type=Path, metavar="B", help="another one's")
+    compared.add_argument("--json", action="store_true")
+    exported = command("export", export)
+    exported.add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
+    exported.add_argument("--format", choices=("openmetrics", "csv", "parquet", "json"), required=True)
+    exported.add_argument("-o", "--output", type=Path, metavar="FILE", help="default standard output")
     fitted = command("fit-lengths", fit_lengths)
     fitted.add_argument("campaign", type=Path, nargs="+")
     fitted.add_argument("--json", action="store_true")

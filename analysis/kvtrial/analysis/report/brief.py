@@ -37,7 +37,7 @@ def brief_of(verdict: Verdict, control: str, chosen: Chosen, words: Words) -> Br
         (words("brief.process"), _process(verdict, chosen, ladder, words)),
         (words("brief.service"), _service(verdict, ladder, words)),
     ]
-    if even := _break_even(verdict, words):
+    if even := top.break_even(verdict, words):
         points.insert(0, (words("brief.pays"), even))
     return Brief(
         title=words("brief.title"),
@@ -145,23 +145,6 @@ def _service(verdict: Verdict, ladder: LadderResult | None, words: Words) -> str
             gap=words.seconds(calm.longest_gap_max_seconds),
         )
     return text
-
-
-def _break_even(verdict: Verdict, words: Words) -> str:
-    even = verdict.break_even
-    if even is None or verdict.verdict == "INVALID" or even.hit_share is None:
-        return ""
-    text = words(
-        "brief.even",
-        share=words.share(even.hit_share),
-        gain=words.seconds(even.gain_seconds),
-        cost=words.seconds(even.cost_seconds),
-    )
-    if answer.is_number(even.ci_low):
-        text += words("brief.even_interval", low=words.share(even.ci_low), high=words.share(even.ci_high))
-    if answer.is_number(even.own_hit_share):
-        text += words("brief.even_own", share=words.share(even.own_hit_share))
-    return text + "."
 
 
 # -------------------------------------------------------------------------------------------------------------- ways

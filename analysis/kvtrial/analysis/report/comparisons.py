@@ -9,6 +9,7 @@ from kvtrial.analysis.report.selection import Chosen, Plot, Row, drawn, phases_o
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.verdict import ComparisonResult, Verdict
 
+PREEMPTIONS = "preemptions per 1,000 requests"
 ROLES = ("primary", "guard", "secondary")
 
 
@@ -38,11 +39,11 @@ def _row(item: ComparisonResult, words: Words, *, with_note: bool) -> Row:
     p_value = words.local(f"p {answer.p_text(item.p_value)}") if answer.is_number(item.p_value) else words("no_p")
     cells = [
         item.verdict,
-        words.local(answer.effect_text(item)),
-        f"{words.local(answer.interval_text(item))}{confidence}",
+        compact(answer.effect_text(item), words),
+        f"{compact(answer.interval_text(item), words)}{confidence}",
         f"{p_value}\n{words.count(item.pairs, 'pair')}",
         delta,
-        words.local(f"{answer.margin_text(item)}\n{detectable}"),
+        compact(f"{answer.margin_text(item)}\n{detectable}", words),
         words(f"quality.{item.quality}"),
     ]
     note = words("comparison.against", arm=item.arm, against=against)
@@ -51,6 +52,11 @@ def _row(item: ComparisonResult, words: Words, *, with_note: bool) -> Row:
     where = words("whole_run") if item.phase == "run" else item.phase
     moved = "moved" if item.moved else ""
     return Row(f"{where}: {words.metric(item.metric)}", cells, kind=moved or item.verdict, note=note)
+
+
+def compact(text: str, words: Words) -> str:
+    """A formatted value without the unit that its metric's name has already said."""
+    return words.local(text.replace(f" {PREEMPTIONS}", ""))
 
 
 def pairs_plot(verdict: Verdict, words: Words) -> Plot | None:

@@ -185,7 +185,9 @@ def level_axis(axes: Axes, levels: Sequence[int], words: Words) -> None:
     axes.set_xlim(-0.5, len(levels) - 0.5)
 
 
-def legend_above(axes: Axes, columns: int = 2) -> None:
-    """A legend above the axes, where it covers no mark."""
-    axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=columns, borderaxespad=0.2, handlelength=1.8,
-                columnspacing=1.2)  # fmt: skip
+def legend_above(axes: Axes, columns: int = 3) -> None:
+    """A legend above the axes from the figure's left edge on, where it covers no mark and is not cut."""
+    handles, labels = axes.get_legend_handles_labels()
+    longest = max(map(len, labels), default=0)
+    columns = min(columns, 1 if longest > 26 else 2 if longest > 13 else 3)
+    axes.figure.legend(handles, labels, loc="outside upper left", ncols=columns, handlelength=1.8, columnspacing=1.2)

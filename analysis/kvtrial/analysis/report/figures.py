@@ -4,7 +4,6 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from matplotlib.ticker import MaxNLocator
 from msgspec import Struct
 
 from kvtrial.analysis.report.drawing import (
@@ -141,8 +140,8 @@ def forest_plot(
         ratio_axis(axes, min(values) / 1.08, max(values) * 1.08, words)
         axes.set_yticks(
             [len(drawn) - 1 - index for index in range(len(drawn))],
-            [shown(row.label, 30) for row in drawn],
-            fontsize=6 if dense else 9,
+            [shown(row.label, 38) for row in drawn],
+            fontsize=6 if dense else 8.5,
         )
         for tick, row in zip(axes.get_yticklabels(), drawn, strict=True):
             tick.set_fontweight("normal" if row.kind == "usual" else "bold")
@@ -242,7 +241,3 @@ def ecdf_plot(times_seconds: dict[str, list[float | None]], words: Words, descri
         legend_above(axes)
         return drawing.svg(words("figure.ecdf"), description)
 
-
-def whole_locator(most: int = 8) -> MaxNLocator:
-    """Ticks at whole numbers."""
-    return MaxNLocator(most, integer=True)

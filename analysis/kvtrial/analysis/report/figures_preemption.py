@@ -81,8 +81,7 @@ def ladder_plot(ladder: LadderResult, words: Words, text: str) -> str | None:
             axes.set_title(f"{words(name)}{f', {unit}' if unit else ''}", fontsize=9.5, loc="left", pad=4)
         level_axis(drawing.panels[-1], levels, words)
         drawing.panels[-1].set_xlabel(words("axis.in_flight"))
-        handles, labels = drawing.axes.get_legend_handles_labels()
-        drawing.figure.legend(handles, labels, loc="outside upper left", ncols=3, handlelength=1.8, columnspacing=1.2)
+        legend_above(drawing.axes)
         return drawing.svg(words("figure.ladder"), text)
 
 
@@ -141,7 +140,7 @@ def time_line_plot(points: Sequence[PressurePoint], words: Words, title: str, te
         counts.set_ylim(bottom=0)
         number_axis(counts.yaxis, words, 4, whole=True)
         counts.set_title(words("figure.requests"), fontsize=9.5, loc="left", pad=4)
-        counts.legend(loc="lower right", bbox_to_anchor=(1.01, 0.98), ncols=2, handlelength=1.8)
+        legend_above(counts)
         used.set_ylim(0, 1.08)
         percent_axis(used.yaxis, words, (0, 0.5, 1))
         used.set_title(words("figure.kv_used"), fontsize=9.5, loc="left", pad=4)

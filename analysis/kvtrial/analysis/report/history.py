@@ -1,9 +1,14 @@
-"""What a report shows of earlier campaigns: a small input that whoever keeps the history fills. Schema only.
+"""What a report shows of earlier campaigns: a small input that whoever keeps the history fills.
 
 `kvtrial report --history FILE.json` reads it, so that the report needs nothing of how the history is kept.
 """
 
+from pathlib import Path
+
+import msgspec
 from msgspec import Struct
+
+from kvtrial.record.errors import UnusableInput
 
 
 class PinChange(Struct, frozen=True):
@@ -49,3 +54,13 @@ class History(Struct, frozen=True):
     """All that the report shows of the past."""
 
     series: list[Series] = []
+
+
+def read_history(path: Path) -> History:
+    """A history from a JSON file. Raises UnusableInput where it can't be read or has another shape."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=History)
+    except OSError as error:
+        raise UnusableInput(f"{path} can't be read ({error.strerror}); give an existing file.") from None
+    except msgspec.DecodeError as error:
+        raise UnusableInput(f"{path} is no history of campaigns ({error}); give what kvtrial history wrote.") from None

@@ -189,8 +189,13 @@ def _source_row(source: Source, words: Words) -> SourceRow:
 
 
 def _sources_plot(sources: Sequence[Source], words: Words) -> Plot | None:
-    """The phases in which something was given back, and those beside them, up to a readable number of bars."""
-    kept = [source for source in sources if not source.phase.startswith("warmup")][:STACKS_DRAWN_MAX]
+    """The phases in which something was given back, and the regimes beside them; the table has them all."""
+    given = {source.phase for source in sources if any(value for value in source.tokens[1:])}
+    kept = [
+        source
+        for source in sources
+        if source.phase in (*REGIMES, "populate") or (source.phase in given and not source.phase.startswith("warmup"))
+    ][:STACKS_DRAWN_MAX]
     stacks = [Stack(source.phase, source.arm, [value or 0.0 for value in source.tokens]) for source in kept]
     names = [words(f"source.{name}") for name in ("computed", "local", "tier")]
     caption = words("caption.sources")

@@ -3,6 +3,7 @@
 import math
 
 from kvtrial.analysis import answer
+from kvtrial.analysis.report.comparisons import PREEMPTIONS, compact
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.verdict import BreakEven, ComparisonResult, FoundBreakEven, Verdict
 
@@ -57,10 +58,11 @@ def _effect_words(comparison: ComparisonResult, words: Words) -> str:
     none = 1.0 if comparison.effect_scale == "ratio" else 0.0
     if low is not None and high is not None and low < none < high and math.isfinite(low) and math.isfinite(high):
         size = words("head.anywhere", low=_size(comparison, low, words), high=_size(comparison, high, words))
-    key = "head.ttft" if answer.is_ttft(comparison.metric) else "head.metric"
+    is_ttft = answer.is_ttft(comparison.metric)
+    where = words.or_else(f"where.{comparison.phase}", words("where.other", phase=comparison.phase))
     return words(
-        key,
-        subject=_where(comparison.phase, words),
+        "head.ttft" if is_ttft else "head.metric",
+        subject=_where(comparison.phase, words) if is_ttft else where,
         metric=_capital(words.metric(comparison.metric)),
         size=size,
         arm=comparison.arm,
@@ -82,7 +84,7 @@ def _size(comparison: ComparisonResult, value: float, words: Words) -> str:
         if value == 0:
             return words("size.same")
         return words(
-            "size.by", size=words.local(answer.in_unit(abs(value), answer.unit_of(comparison))), direction=direction
+            "size.by", size=compact(answer.in_unit(abs(value), answer.unit_of(comparison)), words), direction=direction
         )
     if value <= 0:
         return words("not_measured")
@@ -104,14 +106,14 @@ def merits(verdict: Verdict, words: Words) -> list[tuple[str, str, str]]:
     primary = answer.primary_of(verdict.comparisons)
     found = []
     if primary is not None:
-        interval = words.local(answer.interval_text(primary))
+        interval = compact(answer.interval_text(primary), words)
         if answer.is_number(primary.ci_low):
             interval = words("merit.interval", confidence=words.share(primary.confidence), interval=interval)
         found.append(
             (
                 words("merit.effect", arm=primary.arm, against=primary.against),
-                words.local(answer.effect_text(primary)),
-                interval,
+                compact(answer.effect_text(primary), words),
+                _with_unit(primary, interval, words),
             )
         )
         delta = primary.delta_ttft_seconds
@@ -130,6 +132,14 @@ def merits(verdict: Verdict, words: Words) -> list[tuple[str, str, str]]:
         what = "merit.even_computed" if even.found is not None else "merit.even"
         found.append((words(what), words.share(even.hit_share), _bounds(even, words)))
     return found
+
+
+def _with_unit(primary: ComparisonResult, interval: str, words: Words) -> str:
+    """The small print below the effect; a unit that the number above leaves out stands in front."""
+    unit = answer.unit_of(primary)
+    if primary.effect_scale == "difference" and unit == PREEMPTIONS:
+        return f"{words.local(PREEMPTIONS)}; {interval}"
+    return interval
 
 
 def _bounds(even: BreakEven | FoundBreakEven, words: Words) -> str:
@@ -156,24 +166,79 @@ def next_step(verdict: Verdict, words: Words) -> str:
 
 def answers(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
     """(label, sentence, whether it is quoted in English) below the verdict."""
+    if not words.is_english:
+        return _translated(verdict, words)
     primary = answer.primary_of(verdict.comparisons)
-    pairs: list[tuple[str, str | None, bool]] = [(words("answer.why"), answer.sentence(verdict.reason), True)]
+    pairs: list[tuple[str, str | None]] = [(words("answer.why"), answer.sentence(verdict.reason))]
     if verdict.verdict != "INVALID":
         pairs += [
-            (words("answer.effect"), answer.effect_sentence(primary) if primary else None, True),
-            (words("answer.elsewhere"), answer.elsewhere_text(verdict), True),
-            (words("answer.even"), answer.break_even_text(verdict.break_even), True),
-            (words("answer.detection"), answer.noise_text(primary), True),
+            (words("answer.effect"), answer.effect_sentence(primary) if primary else None),
+            (words("answer.elsewhere"), answer.elsewhere_text(verdict)),
+            (words("answer.even"), answer.break_even_text(verdict.break_even)),
+            (words("answer.detection"), answer.noise_text(primary)),
         ]
-    if not words.is_english:
-        pairs.append((words("answer.next"), answer.next_text(verdict), True))
-    pairs.append((words("answer.checks"), counts(verdict, words), False))
+    pairs.append((words("answer.checks"), counts(verdict, words)))
     said = answer.headline(verdict)
-    return [
-        (label, answer.sentence(text), quoted and not words.is_english)
-        for label, text, quoted in pairs
-        if text and (text != said or not words.is_english)
+    return [(label, answer.sentence(text), False) for label, text in pairs if text and text != said]
+
+
+def _translated(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
+    """The same from the verdict's numbers; only its reason and its advice are quoted."""
+    primary = answer.primary_of(verdict.comparisons)
+    found: list[tuple[str, str | None, bool]] = [(words("answer.why"), answer.sentence(verdict.reason), True)]
+    if verdict.verdict != "INVALID":
+        found += [
+            (words("answer.elsewhere"), _elsewhere(verdict, words), False),
+            (words("answer.even"), break_even(verdict, words), False),
+            (words("answer.detection"), _detection(primary, words), False),
+        ]
+    found += [
+        (words("answer.next"), answer.next_text(verdict), True),
+        (words("answer.checks"), counts(verdict, words), False),
     ]
+    return [(label, text, quoted) for label, text, quoted in found if text]
+
+
+def _elsewhere(verdict: Verdict, words: Words) -> str:
+    guards = [item for item in verdict.comparisons if item.role == "guard"]
+    return "; ".join(
+        words(
+            "answer.guard",
+            metric=words.short_metric(item.metric),
+            where=words.or_else(f"where.{item.phase}", words("where.other", phase=item.phase)),
+            arm=item.arm,
+            effect=compact(answer.effect_text(item), words),
+            interval=compact(answer.interval_text(item), words),
+            word=words.or_else(f"word.{item.verdict}", item.verdict),
+        )
+        for item in guards
+    )
+
+
+def _detection(primary: ComparisonResult | None, words: Words) -> str | None:
+    if primary is None or primary.effect_scale != "ratio" or not answer.is_number(primary.mde) or not primary.mde:
+        return None
+    return words(
+        "answer.detectable", pairs=words.count(primary.pairs, "pair"), ratio=words.local(f"×{primary.mde:.3g}")
+    )
+
+
+def break_even(verdict: Verdict, words: Words) -> str:
+    """From which share of returning requests on it pays, with gain and cost; "" where nobody can say."""
+    even = verdict.break_even
+    if even is None or verdict.verdict == "INVALID" or not answer.is_number(even.hit_share):
+        return ""
+    text = words(
+        "brief.even" if (even.cost_seconds or 0.0) > 0 else "brief.even_free",
+        share=words.share(even.hit_share),
+        gain=words.seconds(even.gain_seconds),
+        cost=words.seconds(even.cost_seconds),
+    )
+    if answer.is_number(even.ci_low):
+        text += words("brief.even_interval", low=words.share(even.ci_low), high=words.share(even.ci_high))
+    if answer.is_number(even.own_hit_share):
+        text += words("brief.even_own", share=words.share(even.own_hit_share))
+    return text + "."
 
 
 def counts(verdict: Verdict, words: Words) -> str:
