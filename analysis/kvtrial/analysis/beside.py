@@ -17,6 +17,8 @@ from kvtrial.analysis import campaign as campaigns
 from kvtrial.record.verdict import ComparisonResult, Verdict
 from kvtrial.record.version import SCHEMA_VERSION
 
+NOT_INTERLEAVED = "Campaigns are not interleaved: what differs may be the machine or the hour as well as the change."
+
 
 class Side(Struct, frozen=True):
     """One campaign's answer."""
@@ -169,8 +171,7 @@ def lines(found: Beside) -> list[str]:
     table = [
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, [*widths, 0], strict=True)).rstrip() for row in rows
     ]
-    return [*table, *(f"Note: {said}." for said in found.comparable),
-            "Campaigns are not interleaved: what differs may be the machine or the hour as well as the change."]  # fmt: skip
+    return [*table, *(f"Note: {said}." for said in found.comparable), NOT_INTERLEAVED]
 
 
 def _cell(item: ComparisonResult | None) -> str:

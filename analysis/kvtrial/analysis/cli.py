@@ -29,6 +29,7 @@ from kvtrial.record.versions import outside_read_range
 
 REFUSED = 4
 INTERRUPTED = 130
+BESIDE = "campaigns with several lengths and other models, for the break-even over both"
 SHOW_TRACEBACK = "KVTRIAL_TRACEBACK"
 
 
@@ -188,9 +189,10 @@ def _parser() -> argparse.ArgumentParser:
     reported = command("report", report)
     reported.add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
     reported.add_argument("--lang", choices=("en", "ru"), default="en", help="language of report.html and brief.md")
-    reported.add_argument("--history", type=Path, metavar="FILE.json", help="earlier campaigns with their change points")
-    reported.add_argument("--beside", type=Path, nargs="+", default=[], metavar="CAMPAIGN",
-                          help="campaigns with several lengths and other models, for the break-even over both")  # fmt: skip
+    reported.add_argument(
+        "--history", type=Path, metavar="FILE.json", help="earlier campaigns with their change points"
+    )
+    reported.add_argument("--beside", type=Path, nargs="+", default=[], metavar="CAMPAIGN", help=BESIDE)
     compared = command("compare", compare)
     compared.add_argument("a", type=Path, metavar="A", help="a campaign's folder")
     compared.add_argument("b", type=Path, metavar="B", help="another one's")

@@ -25,7 +25,8 @@ def to_textfile(verdict: Verdict) -> str:
 
 def to_openmetrics(verdict: Verdict) -> str:
     """The same series in OpenMetrics text format, ending in # EOF."""
-    return openmetrics.generate_latest(_registry(verdict)).decode()
+    page: bytes = openmetrics.generate_latest(_registry(verdict))  # type: ignore[no-untyped-call]
+    return page.decode()
 
 
 def _registry(verdict: Verdict) -> CollectorRegistry:

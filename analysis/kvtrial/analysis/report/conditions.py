@@ -1,4 +1,4 @@
-"""The section on conditions: everything to repeat the campaign, its runs, its time, and the client's honesty card. Pure."""
+"""The section on conditions: all it takes to repeat the campaign, its runs and time, the honesty card. Pure."""
 
 import json
 import math

@@ -31,7 +31,10 @@ ECDF_POINTS_MAX = 400
 
 
 class ForestRow(Struct, frozen=True):
-    """A row of a forest plot: ratios with their interval and margin (0.05 is 5 %). `kind`: usual, deciding, odd, pool."""
+    """A row of a forest plot: ratios with their interval and margin (0.05 is 5 %).
+
+    `kind`: usual, deciding, odd, pool.
+    """
 
     label: str
     effect: float
@@ -240,4 +243,3 @@ def ecdf_plot(times_seconds: dict[str, list[float | None]], words: Words, descri
         axes.set_ylabel(words("axis.share_of_requests"))
         legend_above(axes)
         return drawing.svg(words("figure.ecdf"), description)
-

@@ -2,10 +2,11 @@
 
 import math
 
+from matplotlib.ticker import FuncFormatter
+
 from kvtrial.analysis.report.drawing import ARMS, BAD, INK, QUIET, Drawing, shown, style
 from kvtrial.analysis.report.history import Series
 from kvtrial.analysis.report.words import Words
-from matplotlib.ticker import FuncFormatter
 
 POINTS_DRAWN_MAX = 400
 

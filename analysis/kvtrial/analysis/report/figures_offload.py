@@ -20,7 +20,6 @@ from kvtrial.analysis.report.drawing import (
     finite,
     legend_above,
     number_axis,
-    ratio_axis,
     shown,
     style,
     time_scale,
@@ -51,7 +50,7 @@ class Stack(Struct, frozen=True):
 
 
 def regimes_plot(regimes: Mapping[str, Mapping[str, Span]], arms: Sequence[str], words: Words, text: str) -> str | None:
-    """Time to first token by regime, arms side by side; a line is the range over runs. `regimes`: phase → arm → span."""
+    """Time to first token by regime, arms side by side; a line is the range. `regimes`: phase → arm → span."""
     spans = [span for by_arm in regimes.values() for span in by_arm.values()]
     if not spans:
         return None
@@ -213,7 +212,7 @@ def tiers_plot(budget: TierBudget, margin: float, words: Words, text: str) -> st
         axes.axhspan(1 / (1 + margin), 1 + margin, color=BAND, linewidth=0)
         axes.axhline(1.0, color=QUIET, linewidth=1)
         sizes = [row.tier_bytes * factor for row in rows]
-        axes.plot(sizes, [row.effect for row in rows], color=ARMS[1], linewidth=1.4)
+        axes.plot(sizes, [row.effect or 0.0 for row in rows], color=ARMS[1], linewidth=1.4)
         for row, size in zip(rows, sizes, strict=True):
             assert row.effect is not None
             low, high = row.ci_low or row.effect, row.ci_high or row.effect
@@ -223,8 +222,8 @@ def tiers_plot(budget: TierBudget, margin: float, words: Words, text: str) -> st
                                markersize=8 if enough else 6.5, zorder=3)  # fmt: skip
             drawing.tip(
                 marks,
-                f"{row.arm}: {words.bytes(row.tier_bytes)}, {words.local(f'×{row.effect:.3g} ({low:.3g} – {high:.3g})')}"
-                f", {row.verdict}",
+                f"{row.arm}, {words.bytes(row.tier_bytes)}: "
+                f"{words.local(f'×{row.effect:.3g} ({low:.3g} – {high:.3g})')}, {row.verdict}",
             )
             axes.annotate(shown(row.arm, 14), (size, high), xytext=(0, 5), textcoords="offset points", ha="center",
                           fontsize=9, fontweight="bold" if enough else "normal")  # fmt: skip
@@ -265,7 +264,3 @@ def memory_plot(memory: Mapping[str, Mapping[str, Span]], arms: Sequence[str], w
         axes.set_xlabel(f"{words('axis.memory')}, {unit}")
         legend_above(axes, 3)
         return drawing.svg(words("figure.memory"), text)
-
-
-__all__ = ["Span", "Stack", "lengths_plot", "memory_plot", "moved_plot", "ratio_axis", "regimes_plot", "stacked_plot",
-           "tiers_plot"]  # fmt: skip

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Callable, Sequence
 
+from matplotlib.axes import Axes
 from msgspec import Struct
 
 from kvtrial.analysis.report.drawing import (
     ARMS,
-    BAND,
     BAD,
+    BAND,
     INK,
     LINES,
     MARKERS,
@@ -45,7 +46,7 @@ Value = Callable[[Level], float | None]
 
 
 def ladder_plot(ladder: LadderResult, words: Words, text: str) -> str | None:
-    """Preemptions, first token, queue and last token over the requests in flight, an arm a line, predicted onset marked."""
+    """Preemptions, first token, queue and last token by requests in flight, an arm a line."""
     arms = [arm for arm in ladder.arms if arm.levels][:ARMS_DRAWN_MAX]
     if not arms:
         return None
@@ -85,12 +86,12 @@ def ladder_plot(ladder: LadderResult, words: Words, text: str) -> str | None:
         return drawing.svg(words("figure.ladder"), text)
 
 
-def _onset_band(axes: object, ladder: LadderResult, levels: Sequence[int]) -> None:
+def _onset_band(axes: Axes, ladder: LadderResult, levels: Sequence[int]) -> None:
     """The control's predicted onset as a band over the places of the levels, interpolated between them."""
     if ladder.onset_predicted is None:
         return
     low, high = (_place(value, levels) for value in ladder.onset_predicted)
-    axes.axvspan(low - 0.12, high + 0.12, color=BAND, linewidth=0, zorder=0)  # type: ignore[attr-defined]
+    axes.axvspan(low - 0.12, high + 0.12, color=BAND, linewidth=0, zorder=0)
 
 
 def _place(value: float, levels: Sequence[int]) -> float:
@@ -206,7 +207,7 @@ def lengths_given_plot(pairs: Sequence[tuple[int, int]], words: Words, text: str
         for index, (values, name) in enumerate(((asked, "figure.asked"), (given, "figure.given"))):
             counts = [sum(low <= value < low + width for value in values) for low in bins]
             places = [low + width / 2 for low in bins]
-            bars = axes.bar(places, counts, width * (0.94 if index else 0.94), color=ARMS[index],
+            bars = axes.bar(places, counts, width * 0.94, color=ARMS[index],
                             hatch="" if index else "////", edgecolor=PAPER, linewidth=0.5,
                             alpha=0.55 if index == 0 else 0.9, label=words(name))  # fmt: skip
             for bar, low, count in zip(bars, bins, counts, strict=True):

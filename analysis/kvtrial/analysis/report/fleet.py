@@ -86,7 +86,14 @@ def _hosts(verdict: Verdict, odd: set[str], words: Words) -> list[Row]:
         effect = words.local(answer.effect_text(primary)) if primary else "–"
         interval = words.local(answer.interval_text(primary)) if primary else "–"
         runs = words("of", part=host.runs.valid, whole=host.runs.planned)
-        cells = [host.verdict, effect, interval, runs, str(host.runs.engine_faults), clipped(answer.sentence(host.reason))]
+        cells = [
+            host.verdict,
+            effect,
+            interval,
+            runs,
+            str(host.runs.engine_faults),
+            clipped(answer.sentence(host.reason)),
+        ]
         rows.append(Row(host.host, cells, kind=host.verdict, note=words("fleet.is_odd") if host.host in odd else ""))
     return rows
 
@@ -206,7 +213,9 @@ def _changes(series: Series, words: Words) -> Table | None:
     """A row a change point, with the pins that changed there."""
     rows = []
     for change in series.changes:
-        pins = [f"{clipped(pin.pin, 80)}: {clipped(pin.before, 120)} → {clipped(pin.after, 120)}" for pin in change.pins]
+        pins = [
+            f"{clipped(pin.pin, 80)}: {clipped(pin.before, 120)} → {clipped(pin.after, 120)}" for pin in change.pins
+        ]
         cells = [
             clipped(change.campaign, 120),
             words.local(f"×{change.before:.3g}"),
@@ -216,5 +225,5 @@ def _changes(series: Series, words: Words) -> Table | None:
         ]
         rows.append(Row(clipped(change.at, 40), cells))
     heads = [words(f"history.{name}") for name in ("at", "campaign", "before", "after", "p", "pins")]
-    return Table(heads, rows, title=words("history.changes", name=clipped(series.name, 120), host=clipped(series.host, 60))) \
-        if rows else None  # fmt: skip
+    title = words("history.changes", name=clipped(series.name, 120), host=clipped(series.host, 60))
+    return Table(heads, rows, title=title) if rows else None

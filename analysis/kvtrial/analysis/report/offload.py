@@ -60,9 +60,7 @@ class Section(Struct, frozen=True):
     advice: str
 
 
-def section(
-    verdict: Verdict, protocol: Protocol, chosen: Chosen, fits: Sequence[LengthFit], words: Words
-) -> Section:
+def section(verdict: Verdict, protocol: Protocol, chosen: Chosen, fits: Sequence[LengthFit], words: Words) -> Section:
     """The section; what was not measured is empty."""
     sources = _sources(chosen)
     plots = [
@@ -180,12 +178,8 @@ def _source_row(source: Source, words: Words) -> SourceRow:
     total = sum(known)
     shares = [max(0.0, value) / total if total > 0 else 0.0 for value in known]
     computed, local, tier = map(words.whole, source.tokens)
-    load, store = (
-        "–" if value is None else words.bytes(value) for value in (source.load_bytes, source.store_bytes)
-    )
-    return SourceRow(
-        source.phase, source.arm, computed, local, tier, words.whole(total), shares, load, store
-    )
+    load, store = ("–" if value is None else words.bytes(value) for value in (source.load_bytes, source.store_bytes))
+    return SourceRow(source.phase, source.arm, computed, local, tier, words.whole(total), shares, load, store)
 
 
 def _sources_plot(sources: Sequence[Source], words: Words) -> Plot | None:

@@ -58,7 +58,7 @@ def section(ladder: LadderResult | None, control: str, chosen: Chosen, words: Wo
     )
 
 
-# ------------------------------------------------------------------------------------------------------ change by change
+# ------------------------------------------------------------------------------------------------- change by change
 
 
 def _changes(ladder: LadderResult, control: str, words: Words) -> Table | None:

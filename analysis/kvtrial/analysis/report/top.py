@@ -91,7 +91,7 @@ def _size(comparison: ComparisonResult, value: float, words: Words) -> str:
     times = max(value, 1 / value)
     if times > answer.LARGEST_PERCENT_AS_PERCENT:
         said = f"{times:.2g}" if times < 99.5 else f"{times:,.0f}"
-        form = "times" if "." in said or said[-1] in "234" and said[-2:-1] != "1" else "times_many"
+        form = "times" if "." in said or (said[-1] in "234" and said[-2:-1] != "1") else "times_many"
         return words(f"size.{form}", number=words.local(said), direction=direction)
     percent = abs(value - 1) * 100
     if percent < 0.5:
@@ -120,14 +120,14 @@ def merits(verdict: Verdict, words: Words) -> list[tuple[str, str, str]]:
         if delta is not None and math.isfinite(delta):
             found.append(("delta_ttft_seconds", words.local(f"{delta:+.3f}"), words("merit.sign")))
         p_value = answer.p_text(primary.p_value)
-        small = (
-            words("merit.p", p=words.local(p_value)) if p_value != answer.NOT_MEASURED else words("merit.no_p")
-        )
+        small = words("merit.p", p=words.local(p_value)) if p_value != answer.NOT_MEASURED else words("merit.no_p")
         found.append((words("merit.pairs"), str(primary.pairs), small))
     if verdict.break_even is not None:
         even = verdict.break_even
         if even.found is not None:
-            value = words.share(even.found.hit_share) if even.found.pays == "above" else words(f"pays.{even.found.pays}")
+            value = (
+                words.share(even.found.hit_share) if even.found.pays == "above" else words(f"pays.{even.found.pays}")
+            )
             found.append((words("merit.even_found"), value, _bounds(even.found, words)))
         what = "merit.even_computed" if even.found is not None else "merit.even"
         found.append((words(what), words.share(even.hit_share), _bounds(even, words)))

@@ -1,0 +1,80 @@
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import report_builder as build
+import test_report_page as pages
+from browser import ASK_AXE, ASK_LAYOUT, asked, axe, dumped
+from ladder_builder import ladder_page
+from test_report_fleet import fleet_page
+
+
+def hostile() -> str:
+    return pages.hostile_page()
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "offload": lambda: pages.render(build.verdict()),
+    "offload in Russian": lambda: pages.render(build.verdict(), language="ru"),
+    "ladder": ladder_page,
+    "fleet with a history": fleet_page,
+    "invalid": lambda: pages.render(build.invalid()),
+    "nothing": pages.empty_page,
+    "hostile": hostile,
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_nothing_serious(name: str, tmp_path: Path) -> None:
+    dark = name in ("ladder", "offload in Russian")
+    found = asked(PAGES[name](), f"{axe()}\n{ASK_AXE}", tmp_path, dark=dark)
+    assert found["passes"] > 10
+    assert [one for one in found["violations"] if one[0] in ("serious", "critical")] == []
+
+
+def test_axe_finds_what_is_planted(tmp_path: Path) -> None:
+    page = pages.render(build.verdict()).replace("<main>", '<main><img src="./x.png"><p style="color:#bbb">faint</p>')
+    found = asked(page, f"{axe()}\n{ASK_AXE}", tmp_path)
+    assert {"image-alt", "color-contrast"} <= {one[1] for one in found["violations"]}
+
+
+@pytest.mark.parametrize("name", ["offload", "offload in Russian", "ladder", "fleet with a history", "hostile"])
+@pytest.mark.parametrize("width", [500, 1240])
+def test_nothing_is_wider_than_the_screen_and_no_labels_overlap(name: str, width: int, tmp_path: Path) -> None:
+    found = asked(PAGES[name](), ASK_LAYOUT, tmp_path, width=width)
+    assert found["scroll"] <= found["width"]
+    assert found["boxes"] == []
+
+
+def test_a_phone_of_390_pixels_sees_no_cut_page(tmp_path: Path) -> None:
+    # A window is never narrower than 500; a frame in it is.
+    page = pages.render(build.verdict())
+    (tmp_path / "inner.html").write_text(page.replace("default-src 'none'", "default-src 'self'"), encoding="utf-8")
+    frame = (
+        "<!DOCTYPE html><html><body><iframe id=f width=390 height=900 src=inner.html></iframe><script>"
+        "f.onload = () => { const root = f.contentDocument ? f.contentDocument.documentElement : null;"
+        "const said = root ? root.scrollWidth + '/' + root.clientWidth : 'none';"
+        "document.documentElement.setAttribute('data-answer', said); };"
+        "</script></body></html>"
+    )
+    dom = dumped(frame, tmp_path)
+    found = re.search(r'data-answer="(\d+)/(\d+)"', dom)
+    if found is None:
+        pytest.skip("this browser does not let a file look into a frame of another file")
+    assert int(found[1]) <= int(found[2])
+
+
+def test_light_and_dark_are_really_two(tmp_path: Path) -> None:
+    page = pages.render(build.verdict())
+    light, dark = (asked(page, ASK_LAYOUT, tmp_path, dark=value)["background"] for value in (False, True))
+    assert light == "rgb(255, 255, 255)"
+    assert dark != light
+
+
+def test_the_page_runs_its_own_script_and_no_other(tmp_path: Path) -> None:
+    page = pages.render(build.verdict())
+    planted = page.replace("</main>", "<script>document.documentElement.id = 'planted'</script></main>")
+    dom = dumped(planted, tmp_path)
+    assert 'class="tip"' in dom
+    assert 'id="planted"' not in dom
