@@ -31,11 +31,11 @@ def test_both_catalogues_have_the_same_names_and_fields() -> None:
 
 
 def test_every_text_that_is_asked_for_is_there() -> None:
-    asked = set()
+    asked: set[str] = set()
     for path in [*ROOM.glob("*.py"), *ROOM.glob("templates/*.j2")]:
         asked |= set(re.findall(r'\b(?:words|t)\(\s*"([a-z0-9_.A-Z]+)"', path.read_text()))
     assert len(asked) > 150
-    assert asked <= set(catalogue("en"))
+    assert {name for name in asked if not name.endswith(".")} <= set(catalogue("en"))
 
 
 @pytest.mark.parametrize("page", [lambda: render(build.verdict(), language="ru"), lambda: ladder_page("ru"),

@@ -11,6 +11,7 @@ import io
 import math
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import matplotlib
@@ -55,6 +56,10 @@ LABEL_CHARACTERS_MAX = 46
 TIPS_MAX = 1500
 """Marks of one figure that carry their numbers; more would make the page heavy, and no finger could part them."""
 RATIO_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+SPARSE_TICKS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+DECADES = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+LEAST_TICK_STEP = 0.18
+"""Of the axis: closer ticks' labels would touch."""
 NEAR_ONE_TICKS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.6, 2.0)
 FINE_TICKS = (0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.15)
 
@@ -153,14 +158,14 @@ def ratio_axis(axes: Axes, low: float, high: float, words: Words) -> None:
     """A logarithmic horizontal axis of ratios from `low` to `high`, labelled x0.5, x1, x2."""
     axes.set_xscale("log")
     axes.set_xlim(low, high)
-    ticks = next(
-        (
-            inside
-            for choice in (RATIO_TICKS, NEAR_ONE_TICKS, FINE_TICKS)
-            if len(inside := [tick for tick in choice if low <= tick <= high]) >= 3
-        ),
-        [tick for tick in RATIO_TICKS if low <= tick <= high] or [low, high],
-    )
+    ticks = [low, high]
+    for choice in (FINE_TICKS, NEAR_ONE_TICKS, RATIO_TICKS, SPARSE_TICKS, DECADES):
+        inside = [tick for tick in choice if low <= tick <= high]
+        steps = [math.log(after / before) for before, after in pairwise(inside)]
+        covered = sum(steps) >= 0.4 * math.log(high / low)
+        if len(inside) >= 2 and covered and min(steps) >= LEAST_TICK_STEP * math.log(high / low):
+            ticks = inside
+            break
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: words.local(f"×{value:g}")))
@@ -183,6 +188,11 @@ def level_axis(axes: Axes, levels: Sequence[int], words: Words) -> None:
     step = -(-len(levels) // 12)
     axes.set_xticks(list(range(0, len(levels), step)), [words.local(f"{level:,}") for level in levels[::step]])
     axes.set_xlim(-0.5, len(levels) - 0.5)
+
+
+def heading(axes: Axes, text: str) -> None:
+    """What the vertical axis measures, above it: a text that stands upright has room at any length."""
+    axes.set_title(shown(text, 70), fontsize=9.5, loc="left", pad=5)
 
 
 def legend_above(axes: Axes, columns: int = 3) -> None:

@@ -15,6 +15,7 @@ from kvtrial.analysis.report.drawing import (
     QUIET,
     Drawing,
     finite,
+    heading,
     legend_above,
     number_axis,
     percent_axis,
@@ -102,10 +103,12 @@ def paired_plot(
             )
         axes.set_xticks([0, 1], [shown(against, 18), shown(arm, 18)])
         axes.set_xlim(-0.5, 1.5)
-        axes.set_ylim(bottom=min(0.0, min(min(pair) for pair, _ in kept) * factor))
+        top = axes.get_ylim()[1]
+        # A little below zero, so that a value at zero stands free of the names below the axis.
+        axes.set_ylim(bottom=min(-0.06 * top, min(min(pair) for pair, _ in kept) * factor))
         number_axis(axes.yaxis, words)
         axes.grid(axis="y")
-        axes.set_ylabel(shown(f"{metric}{f', {unit}' if unit else ''}"))
+        heading(axes, f"{metric}{f', {unit}' if unit else ''}")
         axes.tick_params(axis="x", length=0)
         return drawing.svg(f"{against} – {arm}", description)
 

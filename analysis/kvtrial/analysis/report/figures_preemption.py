@@ -17,6 +17,7 @@ from kvtrial.analysis.report.drawing import (
     QUIET,
     Drawing,
     finite,
+    heading,
     legend_above,
     level_axis,
     number_axis,
@@ -79,7 +80,7 @@ def ladder_plot(ladder: LadderResult, words: Words, text: str) -> str | None:
             axes.set_ylim(bottom=0)
             number_axis(axes.yaxis, words, 4)
             axes.grid(axis="y")
-            axes.set_title(f"{words(name)}{f', {unit}' if unit else ''}", fontsize=9.5, loc="left", pad=4)
+            heading(axes, f"{words(name)}{f', {unit}' if unit else ''}")
         level_axis(drawing.panels[-1], levels, words)
         drawing.panels[-1].set_xlabel(words("axis.in_flight"))
         legend_above(drawing.axes)
@@ -140,14 +141,14 @@ def time_line_plot(points: Sequence[PressurePoint], words: Words, title: str, te
                 drawing.tip(counts.plot([point.seconds], [point.running], "o", color=ARMS[0], markersize=2.5), said)
         counts.set_ylim(bottom=0)
         number_axis(counts.yaxis, words, 4, whole=True)
-        counts.set_title(words("figure.requests"), fontsize=9.5, loc="left", pad=4)
+        heading(counts, words("figure.requests"))
         legend_above(counts)
         used.set_ylim(0, 1.08)
         percent_axis(used.yaxis, words, (0, 0.5, 1))
-        used.set_title(words("figure.kv_used"), fontsize=9.5, loc="left", pad=4)
+        heading(used, words("figure.kv_used"))
         preempted.set_ylim(bottom=0)
         number_axis(preempted.yaxis, words, 4, whole=True)
-        preempted.set_title(words("figure.preempted"), fontsize=9.5, loc="left", pad=4)
+        heading(preempted, words("figure.preempted"))
         preempted.set_xlim(0, max(seconds) or 1)
         number_axis(preempted.xaxis, words)
         for axes in drawing.panels:
