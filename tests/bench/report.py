@@ -1,9 +1,10 @@
-"""What a report takes to build for a large fleet: `python -m bench.report [HOSTS] [RUNS_A_HOST]`, 100 and 16 by default.
+"""What a report of a large fleet takes to build: `python -m bench.report [HOSTS] [RUNS_A_HOST]`, 100 and 16 by default.
 
 The records are synthetic (tests/unit/report/report_builder.py); nothing of them was measured. What is timed is what a
 campaign's end does for its pages: report.html in both languages and brief.md, from records and verdict in memory, in a
-fresh process, its imports counted apart, and beside the wall clock the CPU time, since this machine may be busy. Fails where
-report and brief take more than the bound by the wall clock, or imports and all more than it of CPU time. Prints a table and writes results/report.json.
+fresh process, its imports counted apart, and beside the wall clock the CPU time, since this machine may be busy. Fails
+where report and brief take more than the bound by the wall clock, or imports and all more than it of CPU time. Prints a
+table and writes results/report.json.
 """
 
 import datetime
@@ -82,7 +83,8 @@ def main() -> int:
     ]
     for row in rows:
         print(f"{row['subject']:<22} {row['metric']:<34} {row['value']:>12,.3f} {row['unit']}")
-    machine = f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}"
+    machine = f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}"
+    machine += f", load {os.getloadavg()[0]:.1f}"
     answer = {"benchmark": "report", "date": datetime.date.today().isoformat(), "machine": machine, "rows": rows}
     RESULTS.write_text(json.dumps(answer, indent=1) + "\n")
     held = max(wall, cpu) <= BOUND_SECONDS and max(found["report_en_bytes"], found["report_ru_bytes"]) < LARGEST_BYTES
