@@ -34,7 +34,7 @@ def host(name: str) -> HostVerdict:
     if name == GONE:
         empty = build.host_verdict(name, verdict="INVALID", reason="no run left a record", comparisons=[], gates=[])
         return msgspec.structs.replace(empty, runs=msgspec.structs.replace(empty.runs, valid=0))
-    worse = 6.0 if name == ODD else 1.0 + HOSTS.index(name) / 100
+    worse = 1.35 if name == ODD else 1.0 + HOSTS.index(name) / 500
     arm = [value * worse for value in build.OFFLOAD]
     effect = 0.151 * worse
     item = build.comparison(

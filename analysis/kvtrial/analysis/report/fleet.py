@@ -61,7 +61,7 @@ def section(verdict: Verdict, chosen: Chosen, history: History | None, words: Wo
         *(_series_plot(index, one, words) for index, one in enumerate(series)),
     ]
     return Section(
-        hosts=_hosts(verdict, {found.host for found in odd}, words),
+        hosts=_hosts(verdict, [found.host for found in odd], words),
         left_out=max(0, len(verdict.hosts) - HOSTS_SHOWN_MAX),
         odd=[
             words("fleet.odd", host=found.host, deviation=words.local(f"{found.deviation:+.1f}"),
@@ -75,11 +75,14 @@ def section(verdict: Verdict, chosen: Chosen, history: History | None, words: Wo
     )  # fmt: skip
 
 
-def _hosts(verdict: Verdict, odd: set[str], words: Words) -> list[Row]:
-    """A row a host: those of another verdict and odd ones first; empty where there is only one host."""
+def _hosts(verdict: Verdict, odd: Sequence[str], words: Words) -> list[Row]:
+    """A row a host: those of another verdict first, then odd ones, oddest first; empty where there is only one host."""
     if len(verdict.hosts) < 2:
         return []
-    ordered = sorted(verdict.hosts, key=lambda item: (item.verdict == verdict.verdict, item.host not in odd, item.host))
+    rank = {host: number for number, host in enumerate(odd)}
+    ordered = sorted(
+        verdict.hosts, key=lambda item: (item.verdict == verdict.verdict, rank.get(item.host, len(rank)), item.host)
+    )
     rows = []
     for host in ordered[:HOSTS_SHOWN_MAX]:
         primary = answer.primary_of(host.comparisons)
