@@ -36,14 +36,16 @@ for (const svg of document.querySelectorAll("figure svg")) {
     }
   }
 }
-answer({
+const layout = {
   width: document.documentElement.clientWidth, scroll: document.documentElement.scrollWidth, boxes,
   background: getComputedStyle(document.body).backgroundColor, script: Boolean(document.querySelector(".tip")),
   title: document.title,
-});
+};
 """
+ANSWER_LAYOUT = "answer(layout);"
 ASK_AXE = """
 axe.run(document, {resultTypes: ["violations"]}).then((found) => answer({
+  layout,
   violations: found.violations.map((one) => [one.impact, one.id, one.nodes.length, one.nodes[0].html.slice(0, 200)]),
   passes: found.passes.length,
 }), (error) => answer({error: String(error)}));
