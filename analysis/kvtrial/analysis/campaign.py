@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from typing import Protocol as Protocol_
 
 import msgspec
@@ -50,6 +50,10 @@ from kvtrial.record.record import PhaseRecord, RunRecord
 from kvtrial.record.store import SUMMARY_ONLY, sha256_of_file, stated_digest, sync_directory, write_atomically
 from kvtrial.record.verdict import Verdict
 from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
+
+if TYPE_CHECKING:
+    from kvtrial.analysis.lengths import LengthFit
+    from kvtrial.analysis.report.history import History
 
 EXIT_STATUS = {"INVALID": 4, "INCONCLUSIVE": 3}
 UNUSABLE = 2
@@ -764,11 +768,22 @@ def write_verdict(directory: Path, verdict: Verdict) -> None:
 
 
 @disk_errors_said()
-def write_outputs(directory: Path, verdict: Verdict) -> None:
-    """Write verdict.json, summary.csv/.parquet, metrics.prom and report.html."""
+def write_outputs(
+    directory: Path,
+    verdict: Verdict,
+    *,
+    language: str = "en",
+    history: "History | None" = None,
+    beside: "Sequence[LengthFit]" = (),
+) -> None:
+    """Write verdict.json, summary.csv/.parquet, metrics.prom, report.html and brief.md.
+
+    `language`, `history`: of the report. `beside`: fits over lengths of other campaigns, shown with its own.
+    """
     # pandas and matplotlib take over a second to import: planning and sweeping go without.
     from kvtrial.analysis.export import write_summary
-    from kvtrial.analysis.report import build_report
+    from kvtrial.analysis.lengths import fits_of
+    from kvtrial.analysis.report import build_brief, build_report
     from kvtrial.analysis.summary import to_frame
 
     campaign = read_campaign(directory)
@@ -776,10 +791,15 @@ def write_outputs(directory: Path, verdict: Verdict) -> None:
     frame = to_frame(records)
     write_verdict(directory, verdict)
     write_summary(frame, directory)
+    protocol = campaign.plan.protocol
     about = {**campaign.provenance, "campaign": campaign.campaign, "seed": campaign.plan.seed,
              "plan_sha256": campaign.plan_sha256, "pins": campaign.pins}  # fmt: skip
-    page = build_report(verdict, campaign.plan.protocol, records, about, frame)
+    models = {host.host: host.model.name for host in campaign.plan.hosts}
+    fits = [*fits_of(campaign.campaign, protocol, verdict, models), *beside]
+    page = build_report(verdict, protocol, records, about, frame, language=language, history=history, fits=fits)
     write_atomically(directory / "report.html", page.encode())
+    brief = build_brief(verdict, protocol, records, language=language)
+    write_atomically(directory / "brief.md", brief.encode())
 
 
 def _into_history(directory: Path, verdict: Verdict) -> None:

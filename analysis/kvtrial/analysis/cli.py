@@ -15,7 +15,7 @@ import msgspec
 import yaml
 
 import kvtrial
-from kvtrial.analysis import answerschemas, exporting
+from kvtrial.analysis import answerschemas
 from kvtrial.analysis import campaign as campaigns
 from kvtrial.analysis.check import check_launches
 from kvtrial.analysis.history.arguments import add_arguments as add_history_arguments
@@ -29,6 +29,7 @@ from kvtrial.record.versions import outside_read_range
 
 REFUSED = 4
 INTERRUPTED = 130
+BESIDE = "campaigns with several lengths and other models, for the break-even over both"
 SHOW_TRACEBACK = "KVTRIAL_TRACEBACK"
 
 
@@ -65,9 +66,18 @@ def summarise(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write report.html of a campaign."""
+    """Write report.html and brief.md of a campaign, in English or Russian."""
+    from kvtrial.analysis.lengths import fit_campaign
+    from kvtrial.analysis.report.history import read_history
+
     verdict = campaigns.analyze(options.campaign)
-    campaigns.write_outputs(options.campaign, verdict)
+    campaigns.write_outputs(
+        options.campaign,
+        verdict,
+        language=options.lang,
+        history=None if options.history is None else read_history(options.history),
+        beside=[fit for directory in options.beside for fit in fit_campaign(directory)],
+    )
     print(options.campaign / "report.html")
     return 0
 
@@ -78,6 +88,22 @@ def merge(options: argparse.Namespace) -> int:
 
     options.campaign = put_together(options.parts, options.into)
     return analyze(options)
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Two campaigns side by side: verdicts, effects, gates, pins."""
+    from kvtrial.analysis.beside import as_json, compare_campaigns, lines
+
+    found = compare_campaigns(options.a, options.b)
+    print(as_json(found) if options.json else "\n".join(lines(found)))
+    return 0
+
+
+def export(options: argparse.Namespace) -> int:
+    """A campaign's verdict (openmetrics, json) or table (csv, parquet); a history, or requests, as rows."""
+    from kvtrial.analysis.export import command
+
+    return command(options)
 
 
 def fit_lengths(options: argparse.Namespace) -> int:
@@ -197,17 +223,34 @@ def _parser() -> argparse.ArgumentParser:
     summarised = command("summarise", summarise)
     summarised.add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
     summarised.add_argument("--host", action="append", help="this host alone; may be given again")
-    command("report", report).add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
     merged = command("merge", merge)
     merged.add_argument("parts", type=Path, nargs="+", help="campaigns that share no host")
     merged.add_argument("--into", type=Path, required=True, metavar="FOLDER", help="a new folder, such as results/all")
     merged.add_argument("--json", action="store_true")
+    reported = command("report", report)
+    reported.add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
+    reported.add_argument("--lang", choices=("en", "ru"), default="en", help="language of report.html and brief.md")
+    reported.add_argument(
+        "--history", type=Path, metavar="FILE.json", help="earlier campaigns with their change points"
+    )
+    reported.add_argument("--beside", type=Path, nargs="+", default=[], metavar="CAMPAIGN", help=BESIDE)
+    compared = command("compare", compare)
+    compared.add_argument("a", type=Path, metavar="A", help="a campaign's folder")
+    compared.add_argument("b", type=Path, metavar="B", help="another one's")
+    compared.add_argument("--json", action="store_true")
     fitted = command("fit-lengths", fit_lengths)
     fitted.add_argument("campaign", type=Path, nargs="+")
     fitted.add_argument("--json", action="store_true")
     fitted.add_argument("--plot", type=Path, metavar="FILE.svg", help="write the lines and crossings as a figure")
     add_history_arguments(command("history", history))
-    exporting.add_arguments(command("export", exporting.command))
+    exported = command("export", export)
+    exported.add_argument(
+        "source", type=Path, nargs="*", default=[Path("results/latest")],
+        help="a campaign (default results/latest); a history (results/history); with --requests campaigns",
+    )  # fmt: skip
+    exported.add_argument("--format", choices=("openmetrics", "csv", "parquet", "json"), required=True)
+    exported.add_argument("--requests", action="store_true", help="a row a request, where the requests are here")
+    exported.add_argument("-o", "--output", type=Path, metavar="FILE", help="default standard output")
     command("reproduce", show_reproduce).add_argument("record", type=Path, help="a record.json")
     checked = command("check", check)
     checked.add_argument("launch", type=Path, help="YAML with host, vllm and arms")

@@ -1,11 +1,42 @@
-"""The summary table as files other tools read."""
+"""`kvtrial export`, and the summary table: what other tools read."""
 
+import argparse
 import io
+import sys
 from pathlib import Path
 
+import msgspec
 import pandas as pd
 
+from kvtrial.analysis import campaign as campaigns
+from kvtrial.analysis.exportrows import export_history, export_requests
+from kvtrial.analysis.summary import to_frame
+from kvtrial.analysis.textfile import to_openmetrics
+from kvtrial.record.errors import UnusableInput
 from kvtrial.record.store import write_atomically
+
+
+def command(options: argparse.Namespace) -> int:
+    """A campaign's verdict (openmetrics, json) or runs and phases (csv, parquet); a history, or requests, as rows."""
+    sources, form, output = options.source, options.format, options.output
+    is_history = len(sources) == 1 and not (sources[0] / "campaign.json").is_file() and sources[0].is_dir()
+    if options.requests or is_history:
+        what = "the requests" if options.requests else f"{sources[0]}, a history,"
+        if form not in ("csv", "parquet"):
+            raise UnusableInput(f"--format {form} is not for {what}: rows are csv or parquet.")
+        if output is None:
+            raise UnusableInput(f"{what} may be larger than memory and go into a file; give -o FILE.")
+        rows = export_requests(sources, form, output) if options.requests else export_history(sources[0], form, output)
+        print(f"{output}: {rows:,} rows")
+        return 0
+    if len(sources) > 1:
+        raise UnusableInput(f"{len(sources)} sources: one campaign is exported at a time, or their --requests.")
+    payload = export_campaign(sources[0], form, sys.stdout.isatty() and output is None)
+    if output is None:
+        sys.stdout.buffer.write(payload)
+    else:
+        write_atomically(output, payload)
+    return 0
 
 
 def write_summary(frame: pd.DataFrame, directory: Path) -> dict[str, str]:
@@ -13,10 +44,33 @@ def write_summary(frame: pd.DataFrame, directory: Path) -> dict[str, str]:
 
     Each file is whole or absent. Returns file name → sha256 in hex. Raises OSError where it can't be written.
     """
+    return {
+        "summary.csv": write_atomically(directory / "summary.csv", _csv(frame)),
+        "summary.parquet": write_atomically(directory / "summary.parquet", _parquet(frame)),
+    }
+
+
+def export_campaign(directory: Path, form: str, to_terminal: bool = False) -> bytes:
+    """A campaign from its records: the verdict as openmetrics or json, or a row a run and phase as csv or parquet.
+
+    Raises UnusableInput for a folder without a campaign, and for parquet that would be written `to_terminal`.
+    """
+    if form == "parquet" and to_terminal:
+        raise UnusableInput("parquet is no text; give -o FILE.parquet, or lead the output into a file.")
+    if form in ("csv", "parquet"):
+        frame = to_frame(record for runs in campaigns.read_records(directory).values() for record in runs)
+        return _csv(frame) if form == "csv" else _parquet(frame)
+    verdict = campaigns.analyze(directory)
+    if form == "openmetrics":
+        return to_openmetrics(verdict).encode()
+    return msgspec.json.format(msgspec.json.encode(verdict), indent=1) + b"\n"
+
+
+def _csv(frame: pd.DataFrame) -> bytes:
+    return frame.to_csv(index=False, lineterminator="\n").encode()
+
+
+def _parquet(frame: pd.DataFrame) -> bytes:
     parquet = io.BytesIO()
     frame.to_parquet(parquet, index=False, engine="pyarrow")
-    csv = frame.to_csv(index=False, lineterminator="\n")
-    return {
-        "summary.csv": write_atomically(directory / "summary.csv", csv.encode()),
-        "summary.parquet": write_atomically(directory / "summary.parquet", parquet.getvalue()),
-    }
+    return parquet.getvalue()

@@ -11,7 +11,7 @@ time by interpolating between neighbouring lengths, which assumes nothing about 
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import linear_regression, median
 
@@ -22,7 +22,7 @@ from kvtrial.analysis.answer import count, seconds_text, share_text
 from kvtrial.analysis.effect import Interval, critical_value, hodges_lehmann
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.protocol import Protocol
-from kvtrial.record.verdict import ComparisonResult, HostVerdict, Word
+from kvtrial.record.verdict import ComparisonResult, HostVerdict, Verdict, Word
 from kvtrial.record.version import SCHEMA_VERSION
 
 METRIC = "ttft_median_seconds"
@@ -156,6 +156,18 @@ def fit_campaign(directory: Path) -> list[LengthFit]:
     if not hosts:
         raise UnusableInput(f"campaign {decided.campaign} is INVALID ({verdict.reason}); from it no length is drawn.")
     return [_fit_host(decided.campaign, protocol, lengths, host, models.get(host.host, "")) for host in hosts]
+
+
+def fits_of(campaign: str, protocol: Protocol, verdict: Verdict, models: Mapping[str, str]) -> list[LengthFit]:
+    """A fit for each host of a verdict, as far as there are lengths, pairs and values; [] where there are none."""
+    fits = []
+    for host in verdict.hosts:
+        try:
+            if host.verdict != "INVALID":
+                fits.append(_fit_host(campaign, protocol, _lengths(protocol), host, models.get(host.host, "")))
+        except UnusableInput:
+            continue
+    return fits
 
 
 def _lengths(protocol: Protocol) -> dict[str, int]:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from kvtrial.analysis.lengths import NEVER, LengthFit
-from kvtrial.analysis.plots import ARMS, BAND, INK, LINES, QUIET, STYLE, WIDTH_INCHES, shown
+from kvtrial.analysis.report.drawing import ARMS, BAND, INK, LINES, QUIET, STYLE, WIDTH_INCHES, shown
 
 ALONE = {
     INK: "#1b1f24", QUIET: "#59636e", BAND: "#d9dee5",

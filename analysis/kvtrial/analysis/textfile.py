@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from kvtrial.record.verdict import ComparisonResult, GateResult, Verdict
 
@@ -19,13 +20,23 @@ COMPARISON_LABELS = ("protocol", "host", "arm", "against", "phase", "against_pha
 
 def to_textfile(verdict: Verdict) -> str:
     """The verdict in Prometheus text format, ending in a newline. An effect that was not measured has no sample."""
+    return generate_latest(_registry(verdict)).decode()
+
+
+def to_openmetrics(verdict: Verdict) -> str:
+    """The same series in OpenMetrics text format, ending in # EOF."""
+    page: bytes = openmetrics.generate_latest(_registry(verdict))  # type: ignore[no-untyped-call]
+    return page.decode()
+
+
+def _registry(verdict: Verdict) -> CollectorRegistry:
     registry = CollectorRegistry()
     _add_verdicts(registry, verdict)
     comparisons = [(ALL_HOSTS, verdict.comparisons), *((host.host, host.comparisons) for host in verdict.hosts)]
     _add_comparisons(registry, verdict.protocol, comparisons)
     _add_gates(registry, verdict)
     _add_runs(registry, verdict)
-    return generate_latest(registry).decode()
+    return registry
 
 
 def _add_verdicts(registry: CollectorRegistry, verdict: Verdict) -> None:

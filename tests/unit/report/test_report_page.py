@@ -1,3 +1,5 @@
+import base64
+import hashlib
 import re
 from html.parser import HTMLParser
 from typing import Any
@@ -44,9 +46,9 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def render(verdict: Verdict, records: list[RunRecord] | None = None, **campaign: Any) -> str:
+def render(verdict: Verdict, records: list[RunRecord] | None = None, language: str = "en", **campaign: Any) -> str:
     chosen = build.records() if records is None else records
-    return build_report(verdict, build.protocol(), chosen, {**build.CAMPAIGN, **campaign}, FRAME)
+    return build_report(verdict, build.protocol(), chosen, {**build.CAMPAIGN, **campaign}, FRAME, language=language)
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +57,13 @@ def better() -> str:
 
 
 def assert_offline(page: str) -> None:
-    """No element of the page loads or points at anything outside its own folder."""
+    """No element of the page loads or points at anything outside its own folder, and only its own script runs."""
+    scripts = re.findall(r"<script[^>]*>(.*?)</script>", page, flags=re.DOTALL)
+    allowed = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    assert [f"'sha256-{digest}'" for digest in allowed] == re.findall(r"'sha256-[^']+'", page)
     for tag, attributes in Page(page).tags:
-        assert tag not in {"script", "link", "iframe", "object", "embed", "base", "form", "img"}
+        assert tag not in {"link", "iframe", "object", "embed", "base", "form", "img"}
+        assert tag != "script" or set(attributes) == {"type"}
         for name, value in attributes.items():
             assert not name.startswith("on"), f"<{tag} {name}>"
             if name in {"src", "href", "xlink:href", "action", "data", "srcset", "poster"}:
@@ -111,7 +117,7 @@ def test_it_can_be_read_by_a_screen_reader(better: str) -> None:
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     drawings = page.all("svg")
-    assert len(drawings) == 3
+    assert len(drawings) == 7
     for drawing in drawings:
         assert drawing["role"] == "img"
         assert set((drawing["aria-labelledby"] or "").split()) <= set(ids)
@@ -129,7 +135,8 @@ def test_light_dark_print_and_phone_are_provided_for(better: str) -> None:
     assert "#0a0b0c" not in better, "a figure's stand-in colour was not replaced"
 
 
-def test_hostile_content_is_escaped_everywhere() -> None:
+def hostile_page(language: str = "en") -> str:
+    """A page in which whatever a host, a log or a user wrote holds markup."""
     died, one = build.died().fault, build.record("offload", 1, host=HOSTILE)
     assert died is not None
     assert one.resolved is not None
@@ -147,7 +154,13 @@ def test_hostile_content_is_escaped_everywhere() -> None:
     verdict = build.verdict(
         campaign=HOSTILE, reason=HOSTILE, comparisons=items, hosts=[host, build.host_verdict()], caveats=[HOSTILE]
     )
-    page = render(verdict, [one, hostile_arm, build.died(fault=fault)], **{HOSTILE: HOSTILE, "command": HOSTILE})
+    records = [one, hostile_arm, build.died(fault=fault)]
+    return render(verdict, records, language, **{HOSTILE: HOSTILE, "command": HOSTILE})
+
+
+@pytest.mark.parametrize("language", ["en", "ru"])
+def test_hostile_content_is_escaped_everywhere(language: str) -> None:
+    page = hostile_page(language)
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
     assert "\x1b" not in page
@@ -193,16 +206,23 @@ def test_runs_of_a_dropped_pair_are_listed_but_not_summed_up() -> None:
     assert "environment fault" in page
 
 
+EMPTY: dict[str, Any] = {
+    "verdict": "INVALID",
+    "reason": "no run left a record",
+    "evidence": None,
+    "comparisons": [],
+    "hosts": [],
+    "break_even": None,
+    "time_budget": None,
+}
+
+
+def empty_page() -> str:
+    return render(build.verdict(**EMPTY), [])
+
+
 def test_nothing_one_run_and_nan_are_laid_out() -> None:
-    empty = build.verdict(
-        verdict="INVALID",
-        reason="no run left a record",
-        evidence=None,
-        comparisons=[],
-        hosts=[],
-        break_even=None,
-        time_budget=None,
-    )
+    empty = build.verdict(**EMPTY)
     for page in (render(empty, []), build_report(empty, build.protocol(), [], {}, None)):
         assert Page(page).open == []
         assert "No run left a record" in page

@@ -1,15 +1,16 @@
-"""`kvtrial export`: a history, or every request of campaigns, as one file for others; never held in memory."""
+"""A history, or every request of campaigns, as one file of rows for others; never held in memory."""
 
-import argparse
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kvtrial.analysis import campaign as campaigns
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.load import read_results
 from kvtrial.record.store import sync_directory
+
+RowForm = Literal["csv", "parquet"]
 
 REQUEST_FIELDS = (
     "phase", "key", "prompt_sha256", "prompt_tokens", "scheduled_ns", "sent_ns", "first_byte_ns", "first_token_ns",
@@ -19,30 +20,8 @@ REQUEST_FIELDS = (
 BATCH_ROWS = 50_000
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
-    parser.add_argument("source", type=Path, nargs="+", help="a history (results/history), or campaigns")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="ends in .parquet or .csv")
-
-
-def command(options: argparse.Namespace) -> int:
-    """A history as one table, or the requests of campaigns (a row each), as FILE.parquet or FILE.csv."""
-    output: Path = options.output
-    if output.suffix not in (".parquet", ".csv"):
-        raise UnusableInput(f"--output {output} must end in .parquet or .csv, which says what is written.")
-    if all((source / "campaign.json").is_file() for source in options.source):
-        rows = export_requests(options.source, output)
-    elif len(options.source) == 1:
-        rows = export_history(options.source[0], output)
-    else:
-        lacking = next(source for source in options.source if not (source / "campaign.json").is_file())
-        raise UnusableInput(f"{lacking} holds no campaign.json; give folders under results/, or one history.")
-    print(f"{output}: {rows:,} rows")
-    return 0
-
-
 @campaigns.disk_errors_said()
-def export_history(store: Path, output: Path) -> int:
+def export_history(store: Path, form: RowForm, output: Path) -> int:
     """Write all rows of a history; their number. Raises UnusableInput."""
     import duckdb
 
@@ -50,13 +29,13 @@ def export_history(store: Path, output: Path) -> int:
 
     files = [str(path) for path in files_of(store)]
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    form = "PARQUET" if output.suffix == ".parquet" else "CSV, HEADER"
+    written = "PARQUET" if form == "parquet" else "CSV, HEADER"
     with duckdb.connect(":memory:", config={"memory_limit": DUCKDB_MEMORY}) as connection:
         try:
             rows = connection.execute(
                 f"COPY (SELECT {', '.join(COLUMNS)} FROM read_parquet($files, hive_partitioning = false) "
                 f"ORDER BY host, protocol, night, campaign, kind, metric, pair) TO '{_quoted(temporary)}' "
-                f"(FORMAT {form})",
+                f"(FORMAT {written})",
                 {"files": files},
             ).fetchone()
         except duckdb.Error as error:
@@ -72,7 +51,7 @@ def _quoted(path: Path) -> str:
 
 
 @campaigns.disk_errors_said()
-def export_requests(directories: list[Path], output: Path) -> int:
+def export_requests(directories: list[Path], form: RowForm, output: Path) -> int:
     """Write a row for each request of each run whose requests.jsonl.zst is here; their number. Raises UnusableInput.
 
     Runs fetched as summaries keep theirs on the host: where no run has any, that is said.
@@ -95,7 +74,7 @@ def export_requests(directories: list[Path], output: Path) -> int:
     names = ["campaign", "host", "run", *REQUEST_FIELDS, "error_class"]
     schema = arrow.schema([(name, arrow.string() if name in texts else arrow.int64()) for name in names])
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    opened = arrow.parquet.ParquetWriter if output.suffix == ".parquet" else arrow.csv.CSVWriter
+    opened = arrow.parquet.ParquetWriter if form == "parquet" else arrow.csv.CSVWriter
     rows, batch = 0, []
     try:
         with opened(temporary, schema) as writer:

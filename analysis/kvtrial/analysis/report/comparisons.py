@@ -1,0 +1,141 @@
+"""The table of comparisons, the figures of pairs and effects. Pure."""
+
+import math
+from collections.abc import Sequence
+
+from kvtrial.analysis import answer
+from kvtrial.analysis.report import figures
+from kvtrial.analysis.report.selection import Chosen, Plot, Row, drawn, phases_of
+from kvtrial.analysis.report.words import Words
+from kvtrial.record.verdict import ComparisonResult, Verdict
+
+PREEMPTIONS = "preemptions per 1,000 requests"
+ROLES = ("primary", "guard", "secondary")
+
+
+def groups(comparisons: Sequence[ComparisonResult], words: Words) -> list[tuple[str, list[Row]]]:
+    """A group of rows a role. A note is shown where it is first said."""
+    found = []
+    said: set[str] = set()
+    for role in ROLES:
+        rows = []
+        for item in comparisons:
+            if item.role == role:
+                rows.append(_row(item, words, with_note=item.note not in said))
+                said.add(item.note)
+        if rows:
+            found.append((words(f"role.{role}"), rows))
+    return found
+
+
+def _row(item: ComparisonResult, words: Words, *, with_note: bool) -> Row:
+    against = f"{item.against}, {item.against_phase}" if item.against_phase else item.against
+    delta = words.local(f"{item.delta_ttft_seconds:+.3f}") if answer.is_number(item.delta_ttft_seconds) else "–"
+    detectable = "–"
+    if item.mde is not None and math.isfinite(item.mde):
+        ratio = item.effect_scale == "ratio"
+        detectable = f"x{answer.number_text(item.mde)}" if ratio else answer.in_unit(item.mde, answer.unit_of(item))
+    confidence = f"\n{words.share(item.confidence)}" if answer.is_number(item.confidence) else ""
+    p_value = words.local(f"p {answer.p_text(item.p_value)}") if answer.is_number(item.p_value) else words("no_p")
+    cells = [
+        item.verdict,
+        compact(answer.effect_text(item), words),
+        f"{compact(answer.interval_text(item), words)}{confidence}",
+        f"{p_value}\n{words.count(item.pairs, 'pair')}",
+        delta,
+        compact(f"{answer.margin_text(item)}\n{detectable}", words),
+        words(f"quality.{item.quality}"),
+    ]
+    note = words("comparison.against", arm=item.arm, against=against)
+    if item.note and with_note:
+        note += f". {answer.sentence(item.note)}"
+    where = words("whole_run") if item.phase == "run" else item.phase
+    moved = "moved" if item.moved else ""
+    return Row(f"{where}: {words.metric(item.metric)}", cells, kind=moved or item.verdict, note=note)
+
+
+def compact(text: str, words: Words) -> str:
+    """A formatted value without the unit that its metric's name has already said."""
+    return words.local(text.replace(f" {PREEMPTIONS}", ""))
+
+
+def pairs_plot(verdict: Verdict, words: Words) -> Plot | None:
+    """Each pair's two arms, joined."""
+    primary = answer.primary_of(verdict.comparisons)
+    if primary is None:
+        return None
+    named = [(host.host, answer.primary_of(host.comparisons)) for host in verdict.hosts]
+    sources = [(host, item) for host, item in named if item is not None and item.arm_values] or [("", primary)]
+    pairs, names = [], []
+    for host, item in sources:
+        for number, pair in enumerate(zip(item.against_values, item.arm_values, strict=False), start=1):
+            pairs.append(pair)
+            names.append(f"{host}, {words('pair')} {number}" if host else f"{words('pair')} {number}")
+    if not pairs:
+        return None
+    metric = words.metric(primary.metric)
+    caption = words(
+        "caption.paired",
+        metric=metric[0].upper() + metric[1:],
+        phase=primary.phase,
+        arm=primary.arm,
+        fewer=sum(arm < against for against, arm in pairs),
+        pairs=words.count(len(pairs), "of_pairs"),
+    )
+    if len(pairs) > figures.PAIRS_DRAWN_MAX:
+        caption += " " + words("caption.drawn", count=figures.PAIRS_DRAWN_MAX)
+    svg = figures.paired_plot(
+        pairs,
+        primary.against,
+        primary.arm,
+        metric,
+        words,
+        caption,
+        is_time=answer.unit_of(primary) == "seconds",
+        names=names,
+    )
+    return drawn(svg, words("figure.paired"), caption)
+
+
+def effects_plot(comparisons: Sequence[ComparisonResult], words: Words) -> Plot | None:
+    """Every comparison that is a ratio, with its interval and margin."""
+    rows = []
+    for item in comparisons:
+        if item.effect_scale != "ratio" or item.effect is None:
+            continue
+        other = f" – {item.against_phase}" if item.against_phase else ""
+        arm = f"{item.arm}, " if len({result.arm for result in comparisons}) > 1 else ""
+        label = f"{arm}{item.phase}{other}: {words.short_metric(item.metric)}"
+        kind = "deciding" if item.role == "primary" else "usual"
+        rows.append(figures.ForestRow(label, item.effect, item.ci_low, item.ci_high, item.margin, kind))
+    caption = words("caption.effects")
+    if left_out := sum(item.effect_scale != "ratio" for item in comparisons):
+        caption += " " + words("caption.no_ratio", count=words.count(left_out, "comparison"))
+    svg = figures.forest_plot("forest", rows, words("axis.effect"), words, words("figure.effects"), caption)
+    return drawn(svg, words("figure.effects"), caption)
+
+
+def ecdf_plot(verdict: Verdict, chosen: Chosen, words: Words) -> Plot | None:
+    """The times to first token of all requests of the deciding phase."""
+    primary = answer.primary_of(verdict.comparisons)
+    phase = primary.phase if primary else "return"
+    times: dict[str, list[float | None]] = {
+        arm: [request.ttft_seconds for item in phases_of(chosen.used, arm, phase) for request in item.requests]
+        for arm in chosen.arms
+    }
+    caption = words("caption.ecdf", phase=phase)
+    return drawn(figures.ecdf_plot(times, words, caption), words("figure.ecdf"), caption)
+
+
+def mix_plot(verdict: Verdict, words: Words) -> Plot | None:
+    """The sweep of shares with both break-evens; None where there was none."""
+    even = verdict.break_even
+    if even is None or even.found is None or not even.found.points:
+        return None
+    primary = answer.primary_of(verdict.comparisons)
+    arms = f"{primary.arm} − {primary.against}" if primary else "arm − against"
+    caption = words("caption.mix", arms=arms, pairs=words.count(even.found.pairs, "pair"))
+    if words.is_english:
+        caption += f" {answer.sentence(answer.break_even_text(even) or '')}"
+    svg = figures.mix_plot(even.found, even, f"{arms}, {words('axis.mean_ttft')}", words, caption)
+    return drawn(svg, words("figure.mix"), caption)

@@ -1,0 +1,326 @@
+"""The section on conditions: all it takes to repeat the campaign, its runs and time, the honesty card. Pure."""
+
+import json
+import math
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+from msgspec import Struct
+
+from kvtrial.analysis import answer
+from kvtrial.analysis.report.selection import (
+    HOSTS_SHOWN_MAX,
+    RUNS_SHOWN_MAX,
+    Chosen,
+    Row,
+    distinct,
+    largest,
+    middle,
+)
+from kvtrial.analysis.report.words import Words
+from kvtrial.record.calibration import Calibration
+from kvtrial.record.record import PhaseRecord, RunRecord
+from kvtrial.record.verdict import Verdict
+
+CONDITION_HOSTS_SHOWN_MAX = 20
+CONFIG_ENTRIES_MAX = 1500
+
+
+class Section(Struct, frozen=True):
+    """All of the section."""
+
+    hosts: list[tuple[str, list[tuple[str, str]]]]
+    launches: list[tuple[str, str]]
+    differences: list[Row]
+    configurations: list[tuple[str, str]]
+    prompts: list[Row]
+    provenance: list[tuple[str, str]]
+    commands: list[tuple[str, str]]
+    runs: list[Row]
+    runs_left_out: int
+    time: list[Row]
+    card: list[Row]
+    calibrations: list[tuple[str, str]]
+
+
+def section(verdict: Verdict, chosen: Chosen, campaign: dict[str, Any], words: Words) -> Section:
+    """The section; `campaign` is what campaign.json holds."""
+    records = chosen.records
+    return Section(
+        hosts=_condition_groups(records, words),
+        launches=_launches(records),
+        differences=_configuration_differences(records, chosen.arms),
+        configurations=_configurations(records, chosen.arms),
+        prompts=_prompt_rows(records, words),
+        provenance=_provenance(campaign),
+        commands=_commands(verdict, records, campaign, words),
+        runs=_run_rows(records, words),
+        runs_left_out=max(0, len(records) - RUNS_SHOWN_MAX),
+        time=_time_rows(verdict, words),
+        card=_card_rows(records, chosen.arms, words),
+        calibrations=_calibrations(records, words),
+    )
+
+
+def _condition_groups(records: Sequence[RunRecord], words: Words) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Host → (name, value) of its conditions. A value that changed between runs says so."""
+    hosts = list(dict.fromkeys(record.host for record in records))[:CONDITION_HOSTS_SHOWN_MAX]
+    groups = []
+    for host in hosts:
+        own = [record for record in records if record.host == host]
+        facts = [
+            (words(f"condition.{name}"), distinct(map(read, own), words("changed"), words("not_measured")))
+            for name, read in CONDITIONS.items()
+        ]
+        groups.append((host, facts))
+    return groups
+
+
+def _gpus(record: RunRecord) -> str:
+    gpus = [" ".join(str(value) for value in gpu.values()) for gpu in record.conditions.gpus]
+    return "; ".join(gpus) or "none"
+
+
+def _tiers(record: RunRecord) -> str:
+    tiers = record.capacity.tier_bytes
+    chunks = record.capacity.chunk_tokens
+    return "; ".join(
+        f"{arm}: {answer.bytes_text(size)} ({size:,} bytes)" + (f", chunks of {chunks[arm]}" if arm in chunks else "")
+        for arm, size in tiers.items()
+    )
+
+
+CONDITIONS: dict[str, Callable[[RunRecord], str]] = {
+    "vllm": lambda record: record.resolved.vllm_version if record.resolved else "",
+    "vllm_pinned": lambda record: record.vllm_version_pinned,
+    "model": lambda record: f"{record.model.name}, {record.model.weights} weights",
+    "revision": lambda record: record.model.revision,
+    "kv_per_token": lambda record: answer.bytes_text(record.model.kv_bytes_per_token),
+    "kv_cache": lambda record: (
+        f"{record.capacity.usable_gpu_blocks:,} usable blocks of {record.capacity.block_tokens} tokens = "
+        f"{record.capacity.usable_gpu_blocks * record.capacity.block_tokens:,} tokens"
+    ),
+    "tier": _tiers,
+    "cpu": lambda record: f"{record.conditions.cpu_model}, {record.conditions.cpus} CPUs",
+    "ram": lambda record: answer.bytes_text(record.conditions.ram_total_bytes),
+    "gpus": _gpus,
+    "driver": lambda record: record.conditions.driver_version or "",
+    "os": lambda record: record.conditions.os,
+    "kernel": lambda record: record.conditions.kernel,
+    "python": lambda record: record.conditions.python,
+    "governor": lambda record: record.conditions.governor or "",
+    "huge_pages": lambda record: record.conditions.transparent_hugepages or "",
+    "clock": lambda record: record.conditions.clock_source or "",
+    "boot": lambda record: record.conditions.boot_id,
+    "packages": lambda record: record.resolved.packages_sha256 if record.resolved else "",
+    "plan": lambda record: record.plan_sha256,
+    "kvtrial": lambda record: record.kvtrial_version,
+}
+
+
+def _launches(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
+    """(arm, command lines) of each arm, as first started; a line an engine."""
+    launches = {}
+    for record in records:
+        if record.arm not in launches:
+            launches[record.arm] = "\n".join(
+                " ".join([*(f"{name}={shlex.quote(value)}" for name, value in sorted(engine.env.items())),
+                          shlex.join(engine.argv)])
+                for engine in record.launch.engines()
+            )  # fmt: skip
+    return list(launches.items())
+
+
+def _resolved_config(records: Sequence[RunRecord], arm: str) -> dict[str, str]:
+    for record in records:
+        if record.arm == arm and record.resolved is not None:
+            found = {**record.resolved.config, **{f"log: {key}": v for key, v in record.resolved.log_facts.items()}}
+            return {key: _plain(value) for key, value in sorted(found.items())}
+    return {}
+
+
+def _plain(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str, sort_keys=True)
+    return answer.one_line(text, 300)
+
+
+def _configuration_differences(records: Sequence[RunRecord], arms: Sequence[str]) -> list[Row]:
+    """Entries of the resolved configuration that are not the same in all arms."""
+    configs = [_resolved_config(records, arm) for arm in arms]
+    keys = sorted({key for config in configs for key in config})
+    rows = [Row(key, [config.get(key, "–") for config in configs]) for key in keys]
+    return [row for row in rows if len(set(row.cells)) > 1][:CONFIG_ENTRIES_MAX]
+
+
+def _configurations(records: Sequence[RunRecord], arms: Sequence[str]) -> list[tuple[str, str]]:
+    """(arm, resolved configuration as lines)."""
+    found = []
+    for arm in arms:
+        config = _resolved_config(records, arm)
+        if config:
+            lines = [f"{key} = {value}" for key, value in config.items()]
+            found.append((arm, "\n".join(lines[:CONFIG_ENTRIES_MAX])))
+    return found
+
+
+def _prompt_rows(records: Sequence[RunRecord], words: Words) -> list[Row]:
+    """Phase → requests, lengths, concurrency and the hash of its prompts in the first pair; a row a phase."""
+    if not records:
+        return []
+    first = next((record for record in records if record.outcome == "completed"), records[0])
+    rows = []
+    for phase in first.phases:
+        lengths = sorted({item.prompt_tokens for item in phase.requests if item.prompt_tokens is not None})
+        outputs = sorted({item.max_tokens for item in phase.requests})
+        cells = [
+            words.whole(phase.sent),
+            words.local(_range(lengths)),
+            words.local(_range(outputs)),
+            _arrivals(phase),
+            words.seconds(phase.seconds),
+            phase.prompts_sha256[:16],
+        ]
+        rows.append(Row(phase.name, cells))
+    return rows
+
+
+def _arrivals(phase: PhaseRecord) -> str:
+    if phase.concurrency is not None:
+        return str(phase.concurrency)
+    return phase.arrivals or "open loop"
+
+
+def _range(values: Sequence[int]) -> str:
+    if not values:
+        return "–"
+    return f"{values[0]:,}" if values[0] == values[-1] else f"{values[0]:,} – {values[-1]:,}"
+
+
+def _provenance(campaign: dict[str, Any]) -> list[tuple[str, str]]:
+    """campaign.json without the protocol and the plan, flattened to (dotted name, value)."""
+    found: list[tuple[str, str]] = []
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                walk(f"{prefix}.{key}" if prefix else str(key), inner)
+        elif prefix:
+            found.append((prefix, _plain(value)))
+
+    walk("", {key: value for key, value in campaign.items() if key not in ("plan", "protocol")})
+    return found[:HOSTS_SHOWN_MAX]
+
+
+def _commands(
+    verdict: Verdict, records: Sequence[RunRecord], campaign: dict[str, Any], words: Words
+) -> list[tuple[str, str]]:
+    """(what it does, command) pairs, to be copied."""
+    results = f"results/{verdict.campaign}"
+    commands = []
+    if isinstance(campaign.get("command"), str):
+        commands.append((words("command.campaign"), campaign["command"]))
+    if records:
+        record = f"{results}/runs/{records[0].host}/{records[0].run}/record.json"
+        commands.append((words("command.run"), f"kvtrial reproduce {shlex.quote(record)}"))
+    commands.append((words("command.verdict"), f"kvtrial analyze {shlex.quote(results)}"))
+    commands.append((words("command.report"), f"kvtrial report {shlex.quote(results)} --lang en"))
+    return commands
+
+
+def _run_rows(records: Sequence[RunRecord], words: Words) -> list[Row]:
+    """A row a run with a link to its record; runs with a fault are kept where the table is cut."""
+    kept = list(records)
+    if len(kept) > RUNS_SHOWN_MAX:
+        chosen = sorted(kept, key=lambda record: record.outcome == "completed")[:RUNS_SHOWN_MAX]
+        kept = sorted(chosen, key=lambda record: (record.host, record.pair, record.position, record.run))
+    rows = []
+    for record in kept:
+        times, samples = record.times, record.samples
+        fault = record.fault
+        cells = [
+            f"{record.pair}{' ' + words('spare') if record.spare else ''}",
+            record.arm,
+            words.seconds(times.start_seconds),
+            words.seconds(times.phases_seconds),
+            words.seconds(times.stop_seconds),
+            words.bytes(samples.ram_used_peak_bytes) if samples else words("not_measured"),
+            words(f"outcome.{record.outcome}"),
+            f"{fault.fault}: {answer.one_line(fault.detail, 160)}" if fault else "",
+        ]
+        path = PurePosixPath("runs") / record.host / record.run / "record.json"
+        link = "./" + quote(str(path))
+        rows.append(Row(f"{record.host} / {record.run}", cells, kind=record.outcome, link=link))
+    return rows
+
+
+def _time_rows(verdict: Verdict, words: Words) -> list[Row]:
+    budget = verdict.time_budget
+    if budget is None:
+        return []
+    parts = {
+        "starts": budget.engine_start_seconds,
+        "phases": budget.phases_seconds,
+        "stops": budget.engine_stop_seconds,
+        "rest": budget.other_seconds,
+    }
+    whole = sum(value for value in parts.values() if math.isfinite(value))
+    rows = [
+        Row(words(f"time.{name}"), [words.seconds(value), words.share(value / whole) if whole > 0 else "–"])
+        for name, value in parts.items()
+    ]
+    if budget.install_seconds is not None:
+        rows.append(Row(words("time.install"), [words.seconds(budget.install_seconds), "–"]))
+    return [*rows, Row(words("time.whole"), [words.seconds(budget.total_seconds), ""], kind="total")]
+
+
+def _card_rows(records: Sequence[RunRecord], arms: Sequence[str], words: Words) -> list[Row]:
+    """What the load client says of itself, an arm a column: the worst over all phases, CPU share the median."""
+    columns = []
+    for arm in arms:
+        own = [record for record in records if record.arm == arm]
+        cards = [phase.card for record in own for phase in record.phases]
+        samples = [record.samples for record in own if record.samples is not None]
+        columns.append(
+            {
+                "lag_p95": words.seconds(largest(card.dispatch_lag_p95_seconds for card in cards)),
+                "lag_max": words.seconds(largest(card.dispatch_lag_max_seconds for card in cards)),
+                "loop": words.seconds(largest(card.loop_lag_max_seconds for card in cards)),
+                "cpu": words.share(middle(card.client_cpu_share for card in cards)),
+                "gc": words.seconds(largest(card.gc_pause_max_seconds for card in cards)),
+                "streams": words.whole(largest(card.streams_max for card in cards)),
+                "connections": words.whole(sum(card.connections_opened for card in cards)),
+                "steal": words.share(largest(card.steal_share for card in cards)),
+                "foreign": words.share(largest(sample.foreign_cpu_share for sample in samples)),
+                "clock": distinct((card.clock for card in cards), words("changed"), words("not_measured")),
+                "pinning": distinct((card.pinning or "" for card in cards), words("changed"), words("not_measured")),
+            }
+        )
+    names = list(columns[0]) if columns else []
+    return [Row(words(f"card.{name}"), [column[name] for column in columns]) for name in names]
+
+
+def _calibrations(records: Sequence[RunRecord], words: Words) -> list[tuple[str, str]]:
+    """Host → what its calibration of the load client found, or that there is none; the first hosts."""
+    found: dict[str, Calibration | None] = {}
+    for record in records:
+        found.setdefault(record.host, record.calibration)
+    said = []
+    for host, card in list(found.items())[:CONDITION_HOSTS_SHOWN_MAX]:
+        held = [level for level in card.levels if level.held] if card is not None else []
+        if not held:
+            said.append((host, words("card.none")))
+            continue
+        said.append(
+            (
+                host,
+                words(
+                    "card.calibrated",
+                    error=words.seconds(held[-1].ttft_error_p99_seconds),
+                    streams=words.whole(held[-1].streams),
+                ),
+            )
+        )
+    return said

@@ -1,0 +1,232 @@
+"""The section on a fleet: the hosts' effects with the pool, odd and missing hosts, drift, and the history. Pure."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct
+
+from kvtrial.analysis import answer
+from kvtrial.analysis.effect import differences, hodges_lehmann, log_ratios
+from kvtrial.analysis.fleet import OddHost, odd_hosts
+from kvtrial.analysis.report import figures
+from kvtrial.analysis.report.figures_history import history_plot
+from kvtrial.analysis.report.history import History, Series
+from kvtrial.analysis.report.selection import HOSTS_SHOWN_MAX, Chosen, Plot, Row, Table, clipped, drawn
+from kvtrial.analysis.report.words import Words
+from kvtrial.record.record import RunRecord
+from kvtrial.record.verdict import HostVerdict, Verdict
+
+FOREST_HOSTS_MAX = 120
+DRIFT_HOSTS_NAMED_MAX = 6
+SERIES_SHOWN_MAX = 6
+
+DRIFTS: dict[str, Callable[[RunRecord], str]] = {
+    "vllm": lambda record: record.resolved.vllm_version if record.resolved else record.vllm_version_pinned,
+    "packages": lambda record: record.resolved.packages_sha256[:16] if record.resolved else "",
+    "model": lambda record: f"{record.model.name} {record.model.revision}".strip(),
+    "cpu": lambda record: f"{record.conditions.cpu_model}, {record.conditions.cpus}",
+    "ram": lambda record: answer.bytes_text(record.conditions.ram_total_bytes),
+    "gpus": lambda record: "; ".join(" ".join(map(str, gpu.values())) for gpu in record.conditions.gpus),
+    "driver": lambda record: record.conditions.driver_version or "",
+    "os": lambda record: record.conditions.os,
+    "kernel": lambda record: record.conditions.kernel,
+    "python": lambda record: record.conditions.python,
+    "governor": lambda record: record.conditions.governor or "",
+    "huge_pages": lambda record: record.conditions.transparent_hugepages or "",
+    "clock": lambda record: record.conditions.clock_source or "",
+}
+
+
+class Section(Struct, frozen=True):
+    """All of the section."""
+
+    hosts: list[Row]
+    left_out: int
+    odd: list[str]
+    missing: list[str]
+    drift: Table | None
+    plots: list[Plot]
+    history: list[Table]
+
+
+def section(verdict: Verdict, chosen: Chosen, history: History | None, words: Words) -> Section | None:
+    """The section of a campaign over several hosts, or with a history; None for a single host without."""
+    series = history.series[:SERIES_SHOWN_MAX] if history is not None else []
+    if len(verdict.hosts) < 2 and not series:
+        return None
+    odd = _odd(verdict, chosen.records)
+    plots = [
+        _forest(verdict, {found.host for found in odd}, words) if len(verdict.hosts) > 1 else None,
+        *(_series_plot(index, one, words) for index, one in enumerate(series)),
+    ]
+    return Section(
+        hosts=_hosts(verdict, [found.host for found in odd], words),
+        left_out=max(0, len(verdict.hosts) - HOSTS_SHOWN_MAX),
+        odd=[
+            words("fleet.odd", host=found.host, deviation=words.local(f"{found.deviation:+.1f}"),
+                  p=words.local(f"{found.p_value:.2g}"))
+            for found in odd
+        ],
+        missing=_missing(verdict, chosen.records),
+        drift=_drift(chosen.records, words),
+        plots=[plot for plot in plots if plot is not None],
+        history=[table for one in series if (table := _changes(one, words)) is not None],
+    )  # fmt: skip
+
+
+def _hosts(verdict: Verdict, odd: Sequence[str], words: Words) -> list[Row]:
+    """A row a host: those of another verdict first, then odd ones, oddest first; empty where there is only one host."""
+    if len(verdict.hosts) < 2:
+        return []
+    rank = {host: number for number, host in enumerate(odd)}
+    ordered = sorted(
+        verdict.hosts, key=lambda item: (item.verdict == verdict.verdict, rank.get(item.host, len(rank)), item.host)
+    )
+    rows = []
+    for host in ordered[:HOSTS_SHOWN_MAX]:
+        primary = answer.primary_of(host.comparisons)
+        effect = words.local(answer.effect_text(primary)) if primary else "–"
+        interval = words.local(answer.interval_text(primary)) if primary else "–"
+        runs = words("of", part=host.runs.valid, whole=host.runs.planned)
+        cells = [
+            host.verdict,
+            effect,
+            interval,
+            runs,
+            str(host.runs.engine_faults),
+            clipped(answer.sentence(host.reason)),
+        ]
+        rows.append(Row(host.host, cells, kind=host.verdict, note=words("fleet.is_odd") if host.host in odd else ""))
+    return rows
+
+
+def _odd(verdict: Verdict, records: Sequence[RunRecord]) -> list[OddHost]:
+    """The hosts whose primary effect departs from the others', by the same test as the verdict's caveat."""
+    intervals, classes = {}, {}
+    by_host = {record.host: record for record in reversed(records)}
+    for host in verdict.hosts:
+        primary = answer.primary_of(host.comparisons)
+        if primary is None or host.verdict == "INVALID" or len(primary.arm_values) < 2 or host.host not in by_host:
+            continue
+        scale = log_ratios if primary.effect_scale == "ratio" else differences
+        try:
+            values = scale(primary.arm_values, primary.against_values)
+        except ValueError:
+            continue
+        if not all(map(math.isfinite, values)):
+            continue
+        intervals[host.host] = hodges_lehmann(values)
+        conditions = by_host[host.host].conditions
+        classes[host.host] = f"{conditions.cpu_model} | {', '.join(gpu.get('name', '?') for gpu in conditions.gpus)}"
+    return odd_hosts(intervals, classes)
+
+
+def _missing(verdict: Verdict, records: Sequence[RunRecord]) -> list[str]:
+    """Hosts of the plan or the inventory that left no record."""
+    there = {record.host for record in records}
+    if not there:
+        return []
+    return [host.host for host in verdict.hosts if host.host not in there and not host.runs.valid][:HOSTS_SHOWN_MAX]
+
+
+def _forest(verdict: Verdict, odd: set[str], words: Words) -> Plot | None:
+    """Each host's primary effect, and the pool below. Of many hosts the odd ones and those at both ends are drawn."""
+    primary = answer.primary_of(verdict.comparisons)
+    if primary is None or primary.effect_scale != "ratio":
+        return None
+    measured = [
+        (found.effect, host, found)
+        for host in verdict.hosts
+        if (found := answer.primary_of(host.comparisons)) is not None
+        and found.effect is not None
+        and answer.is_number(found.effect)
+        and found.effect > 0
+    ]
+    measured.sort(key=lambda item: (item[0], item[1].host))
+    step = max(1.0, len(measured) / FOREST_HOSTS_MAX)
+    ranks = {int(rank * step) for rank in range(min(len(measured), FOREST_HOSTS_MAX))} | {len(measured) - 1}
+    rows = [
+        figures.ForestRow(
+            host.host,
+            effect,
+            found.ci_low,
+            found.ci_high,
+            found.margin,
+            "odd" if host.host in odd else "usual",
+            _host_tip(host, words),
+        )
+        for rank, (effect, host, found) in enumerate(measured)
+        if rank in ranks or host.host in odd
+    ]
+    if not rows:
+        return None
+    if primary.effect is not None and answer.is_number(primary.effect):
+        rows.append(
+            figures.ForestRow(
+                words("fleet.pool"), primary.effect, primary.ci_low, primary.ci_high, primary.margin, "pool"
+            )
+        )
+    caption = words("caption.fleet", hosts=words.count(len(measured), "host"))
+    if len(rows) - 1 < len(measured):
+        caption += " " + words("caption.drawn", count=len(rows) - 1)
+    svg = figures.forest_plot("fleet-forest", rows, words("axis.effect"), words, words("figure.fleet"), caption)
+    return drawn(svg, words("figure.fleet"), caption)
+
+
+def _host_tip(host: HostVerdict, words: Words) -> str:
+    primary = answer.primary_of(host.comparisons)
+    assert primary is not None
+    return f"{host.host}: {words.local(answer.effect_text(primary))} ({words.local(answer.interval_text(primary))}), " \
+           f"{host.verdict}, {words.count(primary.pairs, 'pair')}"  # fmt: skip
+
+
+def _drift(records: Sequence[RunRecord], words: Words) -> Table | None:
+    """What is not the same on all hosts: the usual value, and who has another."""
+    first = {record.host: record for record in reversed(records)}
+    if len(first) < 2:
+        return None
+    rows = []
+    for name, read in DRIFTS.items():
+        values = {host: clipped(read(record), 160) for host, record in sorted(first.items())}
+        counted = Counter(values.values())
+        if len(counted) < 2:
+            continue
+        usual, hosts = counted.most_common(1)[0]
+        others = [(host, value) for host, value in values.items() if value != usual]
+        named = [f"{host}: {value or '–'}" for host, value in others[:DRIFT_HOSTS_NAMED_MAX]]
+        if len(others) > len(named):
+            named.append(words("gates.more_hosts", count=len(others) - len(named)))
+        cells = [usual or "–", words("of", part=hosts, whole=len(values)), "\n".join(named)]
+        rows.append(Row(words(f"drift.{name}"), cells))
+    heads = [words(f"drift.{name}") for name in ("what", "usual", "hosts", "others")]
+    return Table(heads, rows, title=words("drift.title"))
+
+
+# ----------------------------------------------------------------------------------------------------------- history
+
+
+def _series_plot(index: int, series: Series, words: Words) -> Plot | None:
+    caption = words("caption.history", name=clipped(series.name, 120), host=clipped(series.host, 60))
+    svg = history_plot(f"history{index}", series, words, caption)
+    return drawn(svg, words("figure.history", host=clipped(series.host, 60)), caption)
+
+
+def _changes(series: Series, words: Words) -> Table | None:
+    """A row a change point, with the pins that changed there."""
+    rows = []
+    for change in series.changes:
+        pins = [
+            f"{clipped(pin.pin, 80)}: {clipped(pin.before, 120)} → {clipped(pin.after, 120)}" for pin in change.pins
+        ]
+        cells = [
+            clipped(change.campaign, 120),
+            words.local(f"×{change.before:.3g}"),
+            words.local(f"×{change.after:.3g}"),
+            words.local(answer.p_text(change.p_value)) if answer.is_number(change.p_value) else "–",
+            "\n".join(pins) or words("history.no_pin"),
+        ]
+        rows.append(Row(clipped(change.at, 40), cells))
+    heads = [words(f"history.{name}") for name in ("at", "campaign", "before", "after", "p", "pins")]
+    title = words("history.changes", name=clipped(series.name, 120), host=clipped(series.host, 60))
+    return Table(heads, rows, title=title) if rows else None

@@ -1,0 +1,113 @@
+"""The report as one HTML file and the brief as Markdown: sections put together, markup and style put in."""
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from kvtrial.analysis import answer
+from kvtrial.analysis.lengths import LengthFit
+from kvtrial.analysis.report import brief, comparisons, conditions, fleet, gates, offload, preemption, top
+from kvtrial.analysis.report.history import History
+from kvtrial.analysis.report.selection import choose, clipped
+from kvtrial.analysis.report.words import Words
+from kvtrial.record.protocol import Protocol
+from kvtrial.record.record import RunRecord
+from kvtrial.record.verdict import Verdict
+
+UNIT_SPACE = re.compile(r"(?<=\d) (?=(?:%|ms|s|B|[KMGT]iB|pairs?|runs?)\b|%)")
+"""The space between a number and its unit, where no line should break."""
+LONG_HEADLINE = 160
+
+
+def build_report(
+    verdict: Verdict,
+    protocol: Protocol,
+    records: list[RunRecord],
+    campaign: dict[str, Any],
+    summary_frame: pd.DataFrame | None,
+    *,
+    language: str = "en",
+    history: History | None = None,
+    fits: Sequence[LengthFit] = (),
+) -> str:
+    """The report as HTML text: pure, the same input gives the same text.
+
+    `records`: all runs, dropped and faulty ones too. `campaign`: what campaign.json holds. `history`: of earlier
+    campaigns, if any. `fits`: from which prefix length on it pays, of this campaign and of others with other models.
+    Everything that comes from a host, a log or a user is escaped. Missing parts (no run, one run, NaN) are laid out as
+    "not measured".
+    """
+    words = Words(language)
+    environment = _environment(words)
+    chosen = choose(protocol, records)
+    script = environment.get_template("report.js").render()
+    headline = top.headline(verdict, words)
+    page = environment.get_template("page.html.j2").render(
+        t=words,
+        css=Markup(environment.get_template("report.css").render()),
+        script=Markup(script),
+        script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        verdict=verdict,
+        protocol=protocol,
+        question=_question(protocol),
+        mark=top.MARKS[verdict.verdict],
+        headline=headline,
+        headline_is_long=len(headline) > LONG_HEADLINE,
+        evidence_name=words(f"evidence.{verdict.evidence or 'none'}"),
+        evidence_limit=top.evidence_limit(verdict, words),
+        merits=top.merits(verdict, words),
+        answers=top.answers(verdict, words),
+        next=top.next_step(verdict, words),
+        started=min((record.times.started_at_utc for record in chosen.records), default=""),
+        arms=chosen.arms,
+        arm_titles={arm: protocol.arms[arm].title for arm in chosen.arms if arm in protocol.arms},
+        counts=top.counts(verdict, words),
+        gates=gates.gate_rows(verdict, words),
+        faults=gates.fault_rows(chosen.records, words),
+        dropped=gates.dropped_pairs(chosen.records),
+        engine_faults=answer.engine_faults(verdict),
+        comparisons=comparisons.groups(verdict.comparisons, words),
+        offload=offload.section(verdict, protocol, chosen, fits, words),
+        preemption=preemption.section(verdict.ladder, protocol.control, chosen, words),
+        fleet=fleet.section(verdict, chosen, history, words),
+        conditions=conditions.section(verdict, chosen, campaign, words),
+        brief=brief.brief_of(verdict, protocol.control, chosen, words),
+        summary_shape=None if summary_frame is None else summary_frame.shape,
+    )
+    return page.lstrip() + "\n"
+
+
+def build_brief(verdict: Verdict, protocol: Protocol, records: list[RunRecord], *, language: str = "en") -> str:
+    """brief.md: half a page of Markdown."""
+    words = Words(language)
+    made = brief.brief_of(verdict, protocol.control, choose(protocol, records), words)
+    return brief.to_markdown(made, words("brief.from", campaign=verdict.campaign, protocol=verdict.protocol))
+
+
+def _environment(words: Words) -> Environment:
+    environment = Environment(
+        loader=PackageLoader("kvtrial.analysis.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["breakable"] = lambda text: escape(text).replace("_", Markup("_<wbr>"))
+    environment.filters["unbroken"] = lambda text: UNIT_SPACE.sub("\u00a0", str(text))
+    environment.filters["clip"] = lambda text: clipped(str(text))
+    # Sentences of the analysis are English; on a page in another language they are marked so for screen readers.
+    environment.filters["quoted"] = lambda text: (
+        escape(text) if words.is_english else Markup('<span lang="en">') + escape(text) + Markup("</span>")
+    )
+    return environment
+
+
+def _question(protocol: Protocol) -> str:
+    question = protocol.question.strip()
+    return question[:1].upper() + question[1:]

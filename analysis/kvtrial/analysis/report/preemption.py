@@ -1,0 +1,294 @@
+"""The section on a ladder: levels, time line, ledger, lengths, and what each change buys. Pure."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from kvtrial.analysis.report import figures_preemption as figures
+from kvtrial.analysis.report.selection import Chosen, Plot, Row, Table, drawn
+from kvtrial.analysis.report.words import Words
+from kvtrial.record.ladder import ArmLadder, LadderResult, Level
+from kvtrial.record.pressure import PressurePoint
+from kvtrial.record.record import PhaseRecord, RunRecord
+
+LINE_POINTS_MAX = 40
+HEADS = 13
+PARTS = ("lag", "first_token", "gaps", "stalls")
+
+
+class Section(Struct, frozen=True):
+    """All of the section."""
+
+    words: list[str]
+    plots: list[Plot]
+    changes: Table | None
+    ledger: Table | None
+    lengths: Table | None
+    levels: list[Table]
+    lines: list[Table]
+
+
+def section(ladder: LadderResult | None, control: str, chosen: Chosen, words: Words) -> Section | None:
+    """The section of a campaign with a ladder, None without."""
+    if ladder is None:
+        return None
+    own = [run for run in chosen.used if run.arm == control and run.host == ladder.host]
+    told = _time_line_phase(own)
+    plots = [
+        drawn(
+            figures.ladder_plot(ladder, words, words("caption.ladder")), words("figure.ladder"), words("caption.ladder")
+        ),
+        _time_line(told, words),
+        _ledger_plot(own, words),
+        _lengths_plot(own, words),
+        drawn(
+            figures.reached_plot(ladder.arms, words, words("caption.reached")),
+            words("figure.reached"),
+            words("caption.reached"),
+        ),
+    ]
+    return Section(
+        words=ladder.regime,
+        plots=[plot for plot in plots if plot is not None],
+        changes=_changes(ladder, control, words),
+        ledger=_ledger_table(own, words),
+        lengths=_lengths_table(ladder, words),
+        levels=[_levels(arm, words) for arm in ladder.arms],
+        lines=_lines(own, words),
+    )
+
+
+# ------------------------------------------------------------------------------------------------- change by change
+
+
+def _changes(ladder: LadderResult, control: str, words: Words) -> Table | None:
+    """A row an arm that differs from the control in one thing: what it buys, for what, and whether the delay moved."""
+    rows = [_change(arm, words) for arm in ladder.arms if arm.arm != control]
+    if not rows:
+        return None
+    heads = [words(f"change.{name}") for name in ("head", "buys", "costs", "onset", "reached", "moved")]
+    return Table(heads, rows)
+
+
+def _change(arm: ArmLadder, words: Words) -> Row:
+    fewer = arm.fewer_preemptions_per_1000
+    buys = "–"
+    if fewer is not None:
+        key = "change.fewer" if fewer >= 0 else "change.more"
+        buys = words(key, number=words.number(abs(fewer)))
+    if arm.less_queue_seconds is not None:
+        key = "change.queues_less" if arm.less_queue_seconds >= 0 else "change.queues_longer"
+        buys = words(key, time=words.seconds(abs(arm.less_queue_seconds)))
+    cost = "–"
+    if arm.cost_amount and arm.cost_unit:
+        cost = f"{words.local(f'{arm.cost_amount:+,.3g}')} {words.or_else(f'cost.{arm.cost_unit}', arm.cost_unit)}"
+        if arm.fewer_preemptions_per_1000_per_unit is not None:
+            rate = words.number(abs(arm.fewer_preemptions_per_1000_per_unit))
+            cost += "\n" + words("change.per_unit", rate=rate)
+    onset = words.whole(arm.onset_measured) if arm.onset_measured is not None else words("change.no_onset")
+    reached = "\n".join(
+        f"{entry.profile}: {entry.concurrency if entry.concurrency is not None else words('change.none')}"
+        for entry in arm.reached
+    )
+    state = {True: words("change.is_moved"), False: words("change.not_moved"), None: words("change.unknown")}[arm.moved]
+    kind = {True: "moved", False: "stayed", None: ""}[arm.moved]
+    note = arm.title + (f". {words('change.work')} {arm.changes_work}." if arm.changes_work else "")
+    return Row(arm.arm, [buys, cost, onset, reached or "–", state, arm.moved_note], kind=kind, note=note)
+
+
+# ------------------------------------------------------------------------------------------------------------ ledger
+
+
+def _levels_of(runs: Sequence[RunRecord]) -> dict[int, list[PhaseRecord]]:
+    found: dict[int, list[PhaseRecord]] = {}
+    for run in runs:
+        for phase in run.phases:
+            if phase.ledger is not None and phase.ledger.counted and phase.concurrency is not None:
+                found.setdefault(phase.concurrency, []).append(phase)
+    return dict(sorted(found.items()))
+
+
+def _parts(phases: Sequence[PhaseRecord]) -> list[float]:
+    """Seconds a request by part, over the phases of one level."""
+    ledgers = [phase.ledger for phase in phases if phase.ledger is not None]
+    counted = sum(ledger.counted for ledger in ledgers)
+    sums = (
+        sum(ledger.lag_ns for ledger in ledgers),
+        sum(ledger.first_token_ns for ledger in ledgers),
+        sum(ledger.normal_gaps_ns for ledger in ledgers),
+        sum(ledger.stall_gaps_ns for ledger in ledgers),
+    )
+    return [part / counted / 1e9 for part in sums]
+
+
+def _ledger_plot(runs: Sequence[RunRecord], words: Words) -> Plot | None:
+    levels = [figures.LevelParts(level, _parts(phases)) for level, phases in _levels_of(runs).items()]
+    caption = words("caption.ledger")
+    names = [words(f"ledger.{part}") for part in PARTS]
+    return drawn(figures.ledger_plot(levels, names, words, caption), words("figure.ledger"), caption)
+
+
+def _ledger_table(runs: Sequence[RunRecord], words: Words) -> Table | None:
+    rows = []
+    for level, phases in _levels_of(runs).items():
+        parts = _parts(phases)
+        stalls = sum(phase.ledger.stalls for phase in phases if phase.ledger is not None)
+        cells = [*(words.seconds(part) for part in parts), words.seconds(sum(parts)), words.whole(stalls)]
+        rows.append(Row(str(level), cells))
+    heads = [words("axis.in_flight"), *(words(f"ledger.{part}") for part in PARTS), words("ledger.whole"),
+             words("ledger.count")]  # fmt: skip
+    return Table(heads, rows, title=words("figure.ledger")) if rows else None
+
+
+# ----------------------------------------------------------------------------------------------------------- lengths
+
+
+def _lengths_plot(runs: Sequence[RunRecord], words: Words) -> Plot | None:
+    pairs = [
+        (request.max_tokens, request.output_tokens)
+        for run in runs
+        for phase in run.phases
+        if phase.ledger is not None
+        for request in phase.requests
+        if request.error_class is None
+    ]
+    caption = words("caption.lengths_given")
+    return drawn(figures.lengths_given_plot(pairs, words, caption), words("figure.lengths_given"), caption)
+
+
+def _lengths_table(ladder: LadderResult, words: Words) -> Table | None:
+    rows = [
+        Row(
+            str(level.concurrency),
+            [
+                _spanned(level.prompt_tokens_mean, level.prompt_tokens_range, words),
+                words.number(level.max_tokens_mean),
+                _spanned(level.answer_tokens_mean, level.answer_tokens_range, words),
+                words.share(level.limit_reached_share),
+            ],
+        )
+        for level in ladder.levels
+    ]
+    heads = [words("axis.in_flight"), *(words(f"lengths.{name}") for name in ("prompt", "asked", "given", "reached"))]
+    return Table(heads, rows, title=words("figure.lengths_given")) if rows else None
+
+
+# ---------------------------------------------------------------------------------------------------------- time line
+
+
+def _time_line_phase(runs: Sequence[RunRecord]) -> tuple[RunRecord, PhaseRecord] | None:
+    """The level that preempts most in the control's first run that has a time line."""
+    for run in runs:
+        phases = [phase for phase in run.phases if len(phase.pressure) > 1]
+        if phases:
+            return run, max(phases, key=lambda phase: (phase.pressure[-1].preemptions or 0, phase.concurrency or 0))
+    return None
+
+
+def _time_line(told: tuple[RunRecord, PhaseRecord] | None, words: Words) -> Plot | None:
+    if told is None:
+        return None
+    run, phase = told
+    caption = words("caption.time_line", run=run.run, level=phase.concurrency)
+    return drawn(
+        figures.time_line_plot(phase.pressure, words, words("figure.time_line"), caption),
+        words("figure.time_line"),
+        caption,
+    )
+
+
+def _lines(runs: Sequence[RunRecord], words: Words) -> list[Table]:
+    """Seconds, running, waiting, KV used, preemptions of the first run with a time line, a table a level."""
+    run = next((run for run in runs if any(phase.pressure for phase in run.phases)), None)
+    if run is None:
+        return []
+    heads = [words("line.seconds"), words("figure.running"), words("figure.waiting"), words("figure.kv_used"),
+             words("figure.preempted")]  # fmt: skip
+    return [
+        Table(
+            heads,
+            [_point(point, words) for point in _thinned(phase.pressure)],
+            title=words("line.title", level=phase.concurrency, run=run.run),
+        )
+        for phase in run.phases
+        if phase.pressure
+    ]
+
+
+def _thinned(points: Sequence[PressurePoint]) -> Sequence[PressurePoint]:
+    step = -(-len(points) // LINE_POINTS_MAX)
+    return points[::step]
+
+
+def _point(point: PressurePoint, words: Words) -> Row:
+    return Row(
+        words.local(f"{point.seconds:.2f}"),
+        [
+            words.number(point.running),
+            words.number(point.waiting),
+            words.share(point.kv_used_share),
+            words.number(point.preemptions),
+        ],
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- levels
+
+
+def _levels(arm: ArmLadder, words: Words) -> Table:
+    heads = [words(f"level.{number}") for number in range(HEADS)]
+    return Table(
+        heads, [_level(level, words) for level in arm.levels], f"{arm.arm}: {arm.title}", caption=_onsets(arm, words)
+    )
+
+
+def _onsets(arm: ArmLadder, words: Words) -> str:
+    predicted = arm.onset_predicted
+    if predicted is None:
+        told = words("onset.none_predicted")
+    elif predicted[0] == predicted[1]:
+        told = words("onset.predicted", value=predicted[0])
+    else:
+        told = words("onset.predicted_span", low=predicted[0], high=predicted[1])
+    measured = words("onset.none") if arm.onset_measured is None else str(arm.onset_measured)
+    sentence = words("onset.sentence", predicted=told, measured=measured)
+    costs = [
+        words("level.gpu_seconds", cost=words.number(level.gpu_seconds_per_request), level=level.concurrency)
+        for level in arm.levels
+        if level.gpu_seconds_per_request is not None
+    ]
+    return f"{sentence} {words('onset.gpu_seconds', gpus=arm.gpus, costs=', '.join(costs))}" if costs else sentence
+
+
+def _level(level: Level, words: Words) -> Row:
+    number, seconds, share = words.number, words.seconds, words.share
+    return Row(
+        str(level.concurrency),
+        [
+            f"{level.preemptions} ({number(level.preemptions_per_request)}, {number(level.preemptions_per_second)})",
+            words.or_else(f"pattern.{level.pattern}", level.pattern),
+            f"{level.requests}, {level.failed}, {level.aborted}",
+            f"{seconds(level.ttft_median_seconds)}, {seconds(level.ttft_p95_seconds)}",
+            f"{seconds(level.inter_token_median_seconds)}, {seconds(level.longest_gap_p95_seconds)}",
+            f"{seconds(level.queue_seconds_per_request)}, {seconds(level.stall_seconds_per_request)}",
+            f"{seconds(level.e2e_median_seconds)}, {seconds(level.e2e_p95_seconds)}",
+            number(level.output_tokens_per_second),
+            ", ".join((number(level.running_peak), number(level.waiting_peak), share(level.kv_used_share_peak))),
+            ", ".join(
+                (
+                    _spanned(level.prompt_tokens_mean, level.prompt_tokens_range, words),
+                    number(level.max_tokens_mean),
+                    _spanned(level.answer_tokens_mean, level.answer_tokens_range, words),
+                )
+            ),
+            number(level.recomputed_tokens_at_most),
+            f"{share(level.server_difference_share)}, {share(level.server_outside_core_share)}",
+        ],
+    )
+
+
+def _spanned(mean: float | None, span: Sequence[int] | None, words: Words) -> str:
+    """A mean, with the least and the most where they are not alike."""
+    if not span or span[0] == span[1]:
+        return words.number(mean)
+    return words("level.spanned", mean=words.number(mean), low=span[0], high=span[1])

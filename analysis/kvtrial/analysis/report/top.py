@@ -1,0 +1,260 @@
+"""The top of the report: the verdict in one sentence, its numbers, and what to do next. Pure."""
+
+import math
+
+from kvtrial.analysis import answer
+from kvtrial.analysis.report.comparisons import PREEMPTIONS, compact
+from kvtrial.analysis.report.words import Words
+from kvtrial.record.verdict import BreakEven, ComparisonResult, FoundBreakEven, Verdict
+
+MARKS = {"BETTER": "▲", "WORSE": "▼", "EQUIVALENT": "＝", "INCONCLUSIVE": "?", "INVALID": "✕"}
+
+
+def headline(verdict: Verdict, words: Words) -> str:
+    """The verdict in one sentence, the word left out. In English it is the terminal's own."""
+    if words.is_english:
+        return answer.headline(verdict)
+    primary = answer.primary_of(verdict.comparisons)
+    if verdict.verdict == "INVALID":
+        failed = [
+            name
+            for name, results in answer.gates_by_name(verdict).items()
+            if answer.gate_state([result for _, result in results]) in ("failed", "undecided")
+        ]
+        if not failed:
+            return words("head.invalid")
+        return words("head.invalid_gate", gate=failed[0], meaning=words.or_else(f"gate.{failed[0]}", ""))
+    if primary is None or not answer.is_number(primary.effect):
+        return words("head.nothing_compared")
+    if verdict.verdict == "INCONCLUSIVE" or primary.verdict != verdict.verdict:
+        return words("head.inconclusive", effect=_effect_words(primary, words))
+    if verdict.verdict == "EQUIVALENT":
+        return words(
+            "head.equivalent",
+            arm=primary.arm,
+            against=primary.against,
+            margin=words.local(answer.margin_text(primary)),
+            what=_what(primary, words),
+        )
+    return _effect_words(primary, words)
+
+
+def _what(comparison: ComparisonResult, words: Words) -> str:
+    """The compared thing, as the catalogue's language names it: metric and phase."""
+    return words("head.what", metric=words.metric(comparison.metric), phase=_where(comparison.phase, words))
+
+
+def _where(phase: str, words: Words) -> str:
+    if mix := answer.MIX.fullmatch(phase):
+        return words("subject.mix", share=int(mix[1]))
+    return words.or_else(f"subject.{phase}", words("subject.other", phase=phase))
+
+
+def _effect_words(comparison: ComparisonResult, words: Words) -> str:
+    """The effect in a sentence: what comes how much sooner with which arm."""
+    assert comparison.effect is not None
+    size = _size(comparison, comparison.effect, words)
+    low, high = comparison.ci_low, comparison.ci_high
+    none = 1.0 if comparison.effect_scale == "ratio" else 0.0
+    if low is not None and high is not None and low < none < high and math.isfinite(low) and math.isfinite(high):
+        size = words("head.anywhere", low=_size(comparison, low, words), high=_size(comparison, high, words))
+    is_ttft = answer.is_ttft(comparison.metric)
+    where = words.or_else(f"where.{comparison.phase}", words("where.other", phase=comparison.phase))
+    return words(
+        "head.ttft" if is_ttft else "head.metric",
+        subject=_where(comparison.phase, words) if is_ttft else where,
+        metric=_capital(words.metric(comparison.metric)),
+        size=size,
+        arm=comparison.arm,
+        against=comparison.against,
+    )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _size(comparison: ComparisonResult, value: float, words: Words) -> str:
+    """A size with its direction."""
+    is_ttft = answer.is_ttft(comparison.metric)
+    none = 1.0 if comparison.effect_scale == "ratio" else 0.0
+    side = "less" if value < none else "more"
+    direction = words(f"size.{'ttft' if is_ttft else 'metric'}.{side}")
+    if comparison.effect_scale == "difference":
+        if value == 0:
+            return words("size.same")
+        return words(
+            "size.by", size=compact(answer.in_unit(abs(value), answer.unit_of(comparison)), words), direction=direction
+        )
+    if value <= 0:
+        return words("not_measured")
+    times = max(value, 1 / value)
+    if times > answer.LARGEST_PERCENT_AS_PERCENT:
+        said = f"{times:.2g}" if times < 99.5 else f"{times:,.0f}"
+        form = "times" if "." in said or (said[-1] in "234" and said[-2:-1] != "1") else "times_many"
+        return words(f"size.{form}", number=words.local(said), direction=direction)
+    percent = abs(value - 1) * 100
+    if percent < 0.5:
+        return words("size.as_before")
+    return words("size.by", size=words.local(f"{percent:.0f} %"), direction=direction)
+
+
+def merits(verdict: Verdict, words: Words) -> list[tuple[str, str, str]]:
+    """(what, value, small print) of the numbers on top. An INVALID verdict has none."""
+    if verdict.verdict == "INVALID":
+        return []
+    primary = answer.primary_of(verdict.comparisons)
+    found = []
+    if primary is not None:
+        interval = compact(answer.interval_text(primary), words)
+        if answer.is_number(primary.ci_low):
+            interval = words("merit.interval", confidence=words.share(primary.confidence), interval=interval)
+        found.append(
+            (
+                words("merit.effect", arm=primary.arm, against=primary.against),
+                compact(answer.effect_text(primary), words),
+                _with_unit(primary, interval, words),
+            )
+        )
+        delta = primary.delta_ttft_seconds
+        if delta is not None and math.isfinite(delta):
+            found.append(("delta_ttft_seconds", words.local(f"{delta:+.3f}"), words("merit.sign")))
+        p_value = answer.p_text(primary.p_value)
+        small = words("merit.p", p=words.local(p_value)) if p_value != answer.NOT_MEASURED else words("merit.no_p")
+        found.append((words("merit.pairs"), str(primary.pairs), small))
+    if verdict.break_even is not None:
+        even = verdict.break_even
+        if even.found is not None:
+            value = (
+                words.share(even.found.hit_share) if even.found.pays == "above" else words(f"pays.{even.found.pays}")
+            )
+            found.append((words("merit.even_found"), value, _bounds(even.found, words)))
+        what = "merit.even_computed" if even.found is not None else "merit.even"
+        found.append((words(what), words.share(even.hit_share), _bounds(even, words)))
+    return found
+
+
+def _with_unit(primary: ComparisonResult, interval: str, words: Words) -> str:
+    """The small print below the effect; a unit that the number above leaves out stands in front."""
+    unit = answer.unit_of(primary)
+    if primary.effect_scale == "difference" and unit == PREEMPTIONS:
+        return f"{words.local(PREEMPTIONS)}; {interval}"
+    return interval
+
+
+def _bounds(even: BreakEven | FoundBreakEven, words: Words) -> str:
+    if not answer.is_number(even.ci_low):
+        return words("no_interval")
+    return words("merit.even_interval", low=words.share(even.ci_low), high=words.share(even.ci_high))
+
+
+def evidence_limit(verdict: Verdict, words: Words) -> str:
+    """What this kind of evidence can't say."""
+    if words.is_english:
+        return answer.evidence_text(verdict)
+    shown = answer.evidence_text(verdict) == answer.MECHANISM_SHOWN
+    return words(f"limit.{'cpu_shown' if shown else verdict.evidence or 'none'}")
+
+
+def next_step(verdict: Verdict, words: Words) -> str:
+    """What to do next."""
+    if words.is_english:
+        return answer.next_text(verdict)
+    return words(f"next.{verdict.verdict}.{verdict.evidence}" if words.has(
+        f"next.{verdict.verdict}.{verdict.evidence}") else f"next.{verdict.verdict}")  # fmt: skip
+
+
+def answers(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
+    """(label, sentence, whether it is quoted in English) below the verdict."""
+    if not words.is_english:
+        return _translated(verdict, words)
+    primary = answer.primary_of(verdict.comparisons)
+    pairs: list[tuple[str, str | None]] = [(words("answer.why"), answer.sentence(verdict.reason))]
+    if verdict.verdict != "INVALID":
+        pairs += [
+            (words("answer.effect"), answer.effect_sentence(primary) if primary else None),
+            (words("answer.elsewhere"), answer.elsewhere_text(verdict)),
+            (words("answer.even"), answer.break_even_text(verdict.break_even)),
+            (words("answer.detection"), answer.noise_text(primary)),
+        ]
+    pairs.append((words("answer.checks"), counts(verdict, words)))
+    said = answer.headline(verdict)
+    return [(label, answer.sentence(text), False) for label, text in pairs if text and text != said]
+
+
+def _translated(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
+    """The same from the verdict's numbers; only its reason and its advice are quoted."""
+    primary = answer.primary_of(verdict.comparisons)
+    found: list[tuple[str, str | None, bool]] = [(words("answer.why"), answer.sentence(verdict.reason), True)]
+    if verdict.verdict != "INVALID":
+        found += [
+            (words("answer.elsewhere"), _elsewhere(verdict, words), False),
+            (words("answer.even"), break_even(verdict, words), False),
+            (words("answer.detection"), _detection(primary, words), False),
+        ]
+    found += [
+        (words("answer.next"), answer.next_text(verdict), True),
+        (words("answer.checks"), counts(verdict, words), False),
+    ]
+    return [(label, text, quoted) for label, text, quoted in found if text]
+
+
+def _elsewhere(verdict: Verdict, words: Words) -> str:
+    guards = [item for item in verdict.comparisons if item.role == "guard"]
+    return "; ".join(
+        words(
+            "answer.guard",
+            metric=words.short_metric(item.metric),
+            where=words.or_else(f"where.{item.phase}", words("where.other", phase=item.phase)),
+            arm=item.arm,
+            effect=compact(answer.effect_text(item), words),
+            interval=compact(answer.interval_text(item), words),
+            word=words.or_else(f"word.{item.verdict}", item.verdict),
+        )
+        for item in guards
+    )
+
+
+def _detection(primary: ComparisonResult | None, words: Words) -> str | None:
+    if primary is None or primary.effect_scale != "ratio" or not answer.is_number(primary.mde) or not primary.mde:
+        return None
+    return words(
+        "answer.detectable", pairs=words.count(primary.pairs, "pair"), ratio=words.local(f"×{primary.mde:.3g}")
+    )
+
+
+def break_even(verdict: Verdict, words: Words) -> str:
+    """From which share of returning requests on it pays, with gain and cost; "" where nobody can say."""
+    even = verdict.break_even
+    if even is None or verdict.verdict == "INVALID" or not answer.is_number(even.hit_share):
+        return ""
+    text = words(
+        "brief.even" if (even.cost_seconds or 0.0) > 0 else "brief.even_free",
+        share=words.share(even.hit_share),
+        gain=words.seconds(even.gain_seconds),
+        cost=words.seconds(even.cost_seconds),
+    )
+    if answer.is_number(even.ci_low):
+        text += words("brief.even_interval", low=words.share(even.ci_low), high=words.share(even.ci_high))
+    if answer.is_number(even.own_hit_share):
+        text += words("brief.even_own", share=words.share(even.own_hit_share))
+    return text + "."
+
+
+def counts(verdict: Verdict, words: Words) -> str:
+    """Runs and gates counted."""
+    if words.is_english:
+        return f"{answer.runs_text(verdict)}; {answer.gates_text(verdict)}"
+    runs = [host.runs for host in verdict.hosts]
+    states = [answer.gate_state([result for _, result in found]) for found in answer.gates_by_name(verdict).values()]
+    return words(
+        "answer.counts",
+        valid=sum(run.valid for run in runs),
+        planned=sum(run.planned for run in runs),
+        dropped=sum(run.dropped for run in runs),
+        faults=sum(run.engine_faults for run in runs),
+        passed=states.count("passed"),
+        gates=len(states) - states.count("not_required"),
+        failed=states.count("failed"),
+        undecided=states.count("undecided"),
+    )

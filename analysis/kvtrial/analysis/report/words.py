@@ -1,0 +1,119 @@
+"""The report's texts: one catalogue a language, and numbers as that language writes them.
+
+A text has a name; `texts/en.yml` and `texts/ru.yml` hold the same names. Sentences of the verdict and of gates come
+from the records' analysis in English; where the catalogue has no text for them, a page in another language quotes them
+and marks them as English.
+"""
+
+import functools
+import re
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from kvtrial.analysis import answer
+from kvtrial.record.errors import UnusableInput
+
+LANGUAGES = ("en", "ru")
+NBSP = "\u00a0"
+_RU_UNITS = {
+    "not measured": "не измерено", "no interval": "без интервала", "ms": "мс", "s": "с", "min": "мин", "h": "ч",
+    "B": "Б", "KiB": "КиБ", "MiB": "МиБ", "GiB": "ГиБ", "TiB": "ТиБ", "to": "…", "tokens per second": "токенов/с",
+    "preemptions per 1,000 requests": "вытеснений на 1000 запросов", "per 1,000 requests": "на 1000 запросов",
+}  # fmt: skip
+_UNIT = re.compile(r"(?<![\w.])(?:" + "|".join(sorted(map(re.escape, _RU_UNITS), key=len, reverse=True)) + r")(?!\w)")
+_UNIT_AFTER_NUMBER = re.compile(r"(?<=\d)[ ](?=(?:%|[^\W\d_]))")
+
+
+class Words:
+    """Texts and numbers of one language: `words("gates.title")`, `words.seconds(0.2)`."""
+
+    def __init__(self, language: str = "en") -> None:
+        """Raises UnusableInput for a language that there is no catalogue of."""
+        if language not in LANGUAGES:
+            raise UnusableInput(f"--lang {language}: there is no such catalogue of texts; give en or ru.")
+        self.language = language
+        self.texts = catalogue(language)
+
+    @property
+    def is_english(self) -> bool:
+        """Whether sentences of the analysis need no quoting."""
+        return self.language == "en"
+
+    def __call__(self, key: str, **values: Any) -> str:
+        """The text of a name with its values put in."""
+        text = self.texts[key]
+        return text.format(**values) if values else text
+
+    def has(self, key: str) -> bool:
+        """Whether the catalogue has such a text."""
+        return key in self.texts
+
+    def or_else(self, key: str, default: str) -> str:
+        """The text of a name, `default` where there is none (an arm, phase or gate that a user named)."""
+        return self.texts.get(key, default)
+
+    def count(self, number: int, noun: str) -> str:
+        """ "1 pair", "6 pairs"; the catalogue's `n.NOUN` holds the forms, "one|many" or in Russian "one|few|many"."""
+        forms = self.texts[f"n.{noun}"].split("|")
+        if len(forms) == 2:
+            form = forms[0] if number == 1 else forms[1]
+        else:
+            tens, ones = number % 100, number % 10
+            form = forms[0] if ones == 1 and tens != 11 else (
+                forms[1] if 2 <= ones <= 4 and not 12 <= tens <= 14 else forms[2]
+            )  # fmt: skip
+        return f"{self.local(f'{number:,}')}{NBSP}{form}"
+
+    def local(self, text: str) -> str:
+        """A formatted number with its unit as this language writes it; not for sentences."""
+        if self.is_english:
+            return text
+        text = _UNIT.sub(lambda found: _RU_UNITS[found[0]], text)
+        text = re.sub(r"(?<=\d),(?=\d{3})", "\u202f", text)
+        text = re.sub(r"(?<![\w.])\.(?=\d)", "0,", text)
+        text = re.sub(r"(?<=\d)\.(?=\d)", ",", text)
+        return re.sub(r"(?<!\w)x(?=\d)", "×", text)
+
+    def seconds(self, value: float | None, *, signed: bool = False) -> str:
+        """A duration."""
+        return self.local(answer.seconds_text(value, signed=signed))
+
+    def bytes(self, value: float | None, *, signed: bool = False) -> str:
+        """A size in binary units."""
+        return self.local(answer.bytes_text(value, signed=signed))
+
+    def share(self, value: float | None) -> str:
+        """A share 0..1 in percent."""
+        return self.local(answer.share_text(value))
+
+    def number(self, value: float | None) -> str:
+        """A plain number with three significant digits."""
+        return self.local(answer.number_text(value))
+
+    def whole(self, value: float | None) -> str:
+        """A count; "–" where there is none."""
+        return "–" if value is None or not answer.is_number(value) else self.local(f"{value:,.0f}")
+
+    def phase(self, name: str) -> str:
+        """A phase by the name that protocols give it, which is an identifier in every language."""
+        return name
+
+    def metric(self, name: str) -> str:
+        """A metric in words."""
+        return self.or_else(f"metric.{name}", answer.METRIC_NAMES.get(name, name))
+
+    def short_metric(self, name: str) -> str:
+        """A metric in a word or two."""
+        return self.or_else(f"short.{name}", answer.SHORT_NAMES.get(name, self.metric(name)))
+
+
+@functools.cache
+def catalogue(language: str) -> dict[str, str]:
+    """The texts of a language, name → text."""
+    path = resources.files("kvtrial.analysis.report") / "texts" / f"{language}.yml"
+    return {str(key): str(text) for key, text in yaml.load(path.read_text(encoding="utf-8"), _Loader).items()}
+
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

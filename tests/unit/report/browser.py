@@ -1,0 +1,103 @@
+"""A page in a real browser without a window: what it looks like to a reader, asked by a script put into it.
+
+Needs Debian's chromium (or chrome) and takes axe from npm; without them the tests that ask skip with the reason.
+Installing a browser within the tests would take more than the minute that they may: a machine has one or has not.
+"""
+
+import functools
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from from_npm import NotThereError, node_modules
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+ASK_LAYOUT = """
+const boxes = [];
+for (const svg of document.querySelectorAll("figure svg")) {
+  const frame = svg.getBoundingClientRect();
+  const texts = [...svg.querySelectorAll("text")].filter((text) => text.textContent.trim());
+  const places = texts.map((text) => [text.textContent, text.getBoundingClientRect()]);
+  for (let i = 0; i < places.length; i++) {
+    const [said, one] = places[i];
+    const sides = one.left < frame.left - 3 || one.right > frame.right + 3;
+    if (sides || one.top < frame.top - 3 || one.bottom > frame.bottom + 3)
+      boxes.push("cut: " + said);
+    for (let j = i + 1; j < places.length; j++) {
+      const [other, two] = places[j];
+      const wide = Math.min(one.right, two.right) - Math.max(one.left, two.left);
+      const high = Math.min(one.bottom, two.bottom) - Math.max(one.top, two.top);
+      if (wide > 2 && high > 3) boxes.push("over each other: " + said + " / " + other);
+    }
+  }
+}
+const layout = {
+  width: document.documentElement.clientWidth, scroll: document.documentElement.scrollWidth, boxes,
+  background: getComputedStyle(document.body).backgroundColor, script: Boolean(document.querySelector(".tip")),
+  title: document.title,
+};
+"""
+ANSWER_LAYOUT = "answer(layout);"
+ASK_AXE = """
+axe.run(document, {resultTypes: ["violations"]}).then((found) => answer({
+  layout,
+  violations: found.violations.map((one) => [one.impact, one.id, one.nodes.length, one.nodes[0].html.slice(0, 200)]),
+  passes: found.passes.length,
+}), (error) => answer({error: String(error)}));
+"""
+
+
+@functools.cache
+def browser() -> str:
+    """The browser's path; skips the test that asks where there is none."""
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("there is no chromium here (Debian: apt-get install chromium)")
+    return found
+
+
+def axe() -> str:
+    """axe-core's source; skips the test that asks where npm does not bring it."""
+    try:
+        return (node_modules() / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
+    except NotThereError as why:
+        pytest.skip(f"axe was not asked: {why}")
+
+
+def asked(page: str, script: str, folder: Path, *, width: int = 1240, dark: bool = False) -> dict[str, Any]:
+    """What `script` answers about the page by calling answer(object). The page's own policy would forbid the script."""
+    open_page, count = re.subn(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+    assert count == 1
+    put_in = (
+        "<script>const answer = (found) => document.documentElement.setAttribute('data-answer', JSON.stringify(found));"
+        f"</script><script>{script}</script></body>"
+    )
+    dom = dumped(open_page.replace("</body>", put_in), folder, width=width, dark=dark)
+    found = re.search(r'data-answer="([^"]*)"', dom)
+    assert found is not None, "the page gave no answer"
+    return dict(json.loads(html.unescape(found[1])))
+
+
+def dumped(page: str, folder: Path, *, width: int = 1240, dark: bool = False) -> str:
+    """The document as the browser has it after its scripts."""
+    path = folder / "page.html"
+    path.write_text(page, encoding="utf-8")
+    command = [
+        browser(),
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        f"--user-data-dir={folder / 'profile'}",
+        f"--window-size={width},1400",
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+        "--virtual-time-budget=15000",
+        "--dump-dom",
+        path.as_uri(),
+    ]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout

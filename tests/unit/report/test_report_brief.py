@@ -1,0 +1,75 @@
+import re
+
+import pytest
+import report_builder as build
+from kvtrial.analysis.report import build_brief
+from kvtrial.record.verdict import Verdict
+from ladder_builder import PRICES, ladder_brief, ladder_page
+from test_report_page import HOSTILE, Page
+
+
+def brief(verdict: Verdict, language: str = "en") -> str:
+    return build_brief(verdict, build.protocol(), build.records(), language=language)
+
+
+def test_the_brief_names_the_regime_by_profile_and_where_preemptions_are_rare() -> None:
+    said = ladder_brief()
+    assert "**Where preemptions are rare**: Up to 4 requests in flight there are none; they begin at 5" in said
+    assert "**Profile interactive**: up to" in said
+    assert "**Profile batch**: up to" in said
+
+
+def test_stability_and_service_are_said_apart() -> None:
+    said = ladder_brief()
+    assert said.index("**Stability of the process**") < said.index("**Quality of service**")
+    process = next(line for line in said.splitlines() if "Stability of the process" in line)
+    assert "0 failed" in process
+    assert "preemption is not a crash" in process
+    service = next(line for line in said.splitlines() if "Quality of service" in line)
+    assert "preemptions per 1,000 requests" in service
+
+
+def test_ways_to_more_capacity_stand_in_the_users_prices() -> None:
+    priced, plain = ladder_brief(PRICES), ladder_brief()
+    assert "EUR/h" in priced
+    assert "EUR" not in plain
+    assert "give kvtrial" in plain
+    assert "Not tried in this campaign:" in plain
+    assert "MOVED" in plain
+    assert re.search(r"\| more\\_kv: .*\| memory \|", plain)
+
+
+def test_what_was_not_measured_is_listed() -> None:
+    said = brief(build.verdict())
+    assert "Times on a GPU" in said
+    assert "Where preemption begins" in said
+    assert "Your production traffic" in said
+    assert "Money" not in said
+    assert "Money" in ladder_brief()
+    assert "Money" not in ladder_brief(PRICES)
+
+
+@pytest.mark.parametrize("verdict", [build.invalid(), build.inconclusive(), build.engine_fault()])
+def test_every_verdict_has_a_brief_of_half_a_page(verdict: Verdict) -> None:
+    said = brief(verdict)
+    assert verdict.verdict in said
+    assert len(said.split()) < 400
+
+
+def test_the_page_and_the_file_say_the_same() -> None:
+    page = Page(ladder_page()).text.replace("\u00a0", " ")
+    for line in ladder_brief(PRICES).splitlines():
+        if line.startswith("- **"):
+            assert line.partition("**: ")[2].replace("\\", "").replace("\u00a0", " ") in page
+
+
+def test_hostile_names_are_no_markdown() -> None:
+    verdict = build.verdict(campaign=HOSTILE, verdict="INVALID", reason=HOSTILE)
+    said = brief(verdict)
+    assert not re.search(r"(?<!\\)<", said)
+    assert "\n#" not in said[3:]
+
+
+def test_russian() -> None:
+    assert "Устойчивость процесса" in ladder_brief(language="ru")
+    assert "Что не измерено" not in ladder_brief()

@@ -1,0 +1,99 @@
+import functools
+import html
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import report_builder as build
+import test_report_page as pages
+from browser import ANSWER_LAYOUT, ASK_AXE, ASK_LAYOUT, asked, axe, dumped
+from ladder_builder import ladder_page
+from test_report_fleet import fleet_page
+
+
+def hostile() -> str:
+    return pages.hostile_page()
+
+
+@functools.cache
+def offload() -> str:
+    return pages.render(build.verdict())
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "offload": offload,
+    "offload in Russian": lambda: pages.render(build.verdict(), language="ru"),
+    "ladder": ladder_page,
+    "fleet with a history": fleet_page,
+    "invalid": lambda: pages.render(build.invalid()),
+    "nothing": pages.empty_page,
+    "hostile": hostile,
+}
+DARK = ("ladder", "offload in Russian")
+
+
+@functools.cache
+def visited(name: str) -> dict[str, Any]:
+    """What a page answers on a screen: its layout, and what axe says of it. Two of them in the dark."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        script = f"{axe()}\n{ASK_LAYOUT}\n{ASK_AXE}"
+        return asked(PAGES[name](), script, Path(folder), dark=name in DARK)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_axe_finds_nothing_serious(name: str) -> None:
+    found = visited(name)
+    assert found["passes"] > 10
+    assert [one for one in found["violations"] if one[0] in ("serious", "critical")] == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_is_wider_than_the_screen_and_no_labels_overlap(name: str) -> None:
+    layout = visited(name)["layout"]
+    assert layout["scroll"] <= layout["width"]
+    assert layout["boxes"] == []
+
+
+def test_axe_finds_what_is_planted(tmp_path: Path) -> None:
+    page = offload().replace("<main>", '<main><img src="./x.png"><p style="color:#bbb">faint</p>')
+    found = asked(page, f"{axe()}\n{ASK_LAYOUT}\n{ASK_AXE}", tmp_path)
+    assert {"image-alt", "color-contrast"} <= {one[1] for one in found["violations"]}
+
+
+@pytest.mark.parametrize("name", ["offload in Russian", "ladder", "hostile"])
+def test_a_narrow_window_cuts_nothing(name: str, tmp_path: Path) -> None:
+    layout = asked(PAGES[name](), f"{ASK_LAYOUT}\n{ANSWER_LAYOUT}", tmp_path, width=500)
+    assert layout["scroll"] <= layout["width"]
+    assert layout["boxes"] == []
+
+
+def test_a_phone_of_390_pixels_sees_no_cut_page(tmp_path: Path) -> None:
+    # A window is never narrower than 500; a frame in it is.
+    frame = (
+        f'<!DOCTYPE html><html><body><iframe id=f width=390 height=900 srcdoc="{html.escape(offload())}"></iframe>'
+        "<script>"
+        "f.onload = () => { const root = f.contentDocument ? f.contentDocument.documentElement : null;"
+        "const said = root ? root.scrollWidth + '/' + root.clientWidth : 'none';"
+        "document.documentElement.setAttribute('data-answer', said); };"
+        "</script></body></html>"
+    )
+    dom = dumped(frame, tmp_path)
+    found = re.search(r'data-answer="(\d+)/(\d+)"', dom)
+    assert found is not None
+    assert int(found[1]) <= int(found[2])
+
+
+def test_light_and_dark_are_really_two() -> None:
+    assert visited("offload")["layout"]["background"] == "rgb(255, 255, 255)"
+    assert visited("ladder")["layout"]["background"] != "rgb(255, 255, 255)"
+
+
+def test_the_page_runs_its_own_script_and_no_other(tmp_path: Path) -> None:
+    page = offload()
+    planted = page.replace("</main>", "<script>document.documentElement.id = 'planted'</script></main>")
+    dom = dumped(planted, tmp_path)
+    assert 'class="tip"' in dom
+    assert 'id="planted"' not in dom
