@@ -110,7 +110,7 @@ def measure(mix: str, seed: int, port: int) -> None:
         sys.exit(f"{mix}, seed {seed}: no whole run. {done.stderr[-500:]} {records[0].fault if records else ''}")
     record = records[0]
     counts = {phase.concurrency: round(risen([phase], "preemptions") or 0) for phase in phases_of(record, "ladder")}
-    row = {**predicted, "measured": run_onset(record), "preemptions": counts}
+    row = {**predicted, "measured": run_onset(record), "preemptions": counts, "load": os.getloadavg()[1]}
     (STATE / f"{mix}-{seed}.json").write_text(json.dumps(row))
     print(
         f"{mix}, seed {seed}: predicted {row['low']} to {row['high']}, measured {row['measured']}, {counts}", flush=True
@@ -131,7 +131,7 @@ def table() -> None:
     rows = []
     odd = []
     last = json.loads(RESULT.read_text()) if RESULT.exists() else {"rows": [], "date": ""}
-    earlier = []
+    earlier, loads = [], []
     for mix in MIXES:
         for seed in SEEDS:
             file = STATE / f"{mix}-{seed}.json"
@@ -143,6 +143,7 @@ def table() -> None:
                 rows += kept
                 continue
             row = json.loads(file.read_text())
+            loads.append(row.get("load"))
             inside = row["measured"] is not None and row["low"] <= row["measured"] <= row["high"]
             low, high = low_and_high(row)
             if not inside or low or not high:
@@ -166,6 +167,8 @@ def table() -> None:
     cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
                 if line.startswith("model name")), platform.machine())  # fmt: skip
     machine = f"{cpu}, {os.cpu_count()} CPUs, vLLM 0.32.0 on the CPU, model of 2 layers, 64 usable blocks of 32 tokens"
+    known = [load for load in loads if load is not None]
+    machine += f"; load average {min(known):.0f} to {max(known):.0f}" if known else "; load not noted"
     if earlier:
         machine += f"; as measured on or before {last['date']}: {'; '.join(earlier)}"
     RESULT.write_text(
