@@ -99,9 +99,13 @@ class _Part(Struct, frozen=True):
 _Outline: Any = msgspec.defstruct(
     "_Outline",
     [
-        (field.name, _Plan if field.name == "plan" else field.type, field.default)
-        if field.default is not msgspec.NODEFAULT
-        else (field.name, _Plan if field.name == "plan" else field.type, msgspec.field())
+        (
+            field.name,
+            _Plan if field.name == "plan" else field.type,
+            msgspec.field()
+            if field.required
+            else msgspec.field(default=field.default, default_factory=field.default_factory),
+        )
         for field in msgspec.structs.fields(Campaign)
     ],
     frozen=True,

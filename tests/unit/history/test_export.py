@@ -52,9 +52,9 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(campaign, tmp_path, capsys
         ([str(campaign), "--requests", "--format", "json", "-o", "x"], "rows are csv or parquet"),
         ([str(campaign), *requests], "give -o FILE"),
         ([str(campaign), *requests, "-o", str(tmp_path / "x.csv")], "stayed on the hosts"),
-        ([str(tmp_path / "none"), *csv, "-o", str(tmp_path / "x.csv")], "is no campaign"),
+        ([str(tmp_path / "none"), *csv, "-o", str(tmp_path / "x.csv")], "holds no campaign.json"),
         ([str(campaign), str(tmp_path), *csv, "-o", str(tmp_path / "x.csv")], "one campaign is exported at a time"),
-        ([str(campaign), str(tmp_path), *requests, "-o", str(tmp_path / "x.csv")], "is no campaign"),
+        ([str(campaign), str(tmp_path), *requests, "-o", str(tmp_path / "x.csv")], "holds no campaign.json"),
         ([str(campaign), *csv, "-o", str(tmp_path / "no" / "x.csv")], "can't be"),
     ):
         assert main(["export", *arguments]) == 2

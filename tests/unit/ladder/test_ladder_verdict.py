@@ -11,7 +11,8 @@ from kvtrial.analysis.prices import Prices, Resources, costs, lacks_price, price
 from kvtrial.analysis.protocols import load_protocol, only_arms
 from kvtrial.analysis.regime import change_sentences, instead_sentences, recomputed_sentence
 from kvtrial.analysis.report import build_report
-from kvtrial.analysis.report_ladder import _row
+from kvtrial.analysis.report.preemption import _level
+from kvtrial.analysis.report.words import Words
 from kvtrial.analysis.verdict import conclude
 from kvtrial.record.plan import OnsetPlan
 from kvtrial.record.pressure import PressurePoint, RequestTimes, phase_ledger, request_ledger
@@ -347,7 +348,7 @@ def test_a_levels_lengths_are_said_with_their_range_where_they_differ():
              for p in run.phases]  # fmt: skip
     level = level_facts([replace(run, phases=mixed)], "load_5")
     assert (level.prompt_tokens_range, level.answer_tokens_range) == ([32, 256], [9, 256])
-    assert _row(level).cells[-3] == "228 (32 to 256), 512, 225 (9 to 256)"
+    assert _level(level, Words()).cells[-3] == "228 (32 to 256), 512, 225 (9 to 256)"
 
 
 def test_a_burst_and_a_continuous_regime_are_told_apart():

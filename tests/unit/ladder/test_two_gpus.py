@@ -4,13 +4,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from kvtrial.analysis.adopt import _production
+from kvtrial.analysis.adopt.decision import _production
 from kvtrial.analysis.answer import ten_lines
 from kvtrial.analysis.ladder import resources_of
 from kvtrial.analysis.levels import gpu_seconds_per_request, gpus_of
 from kvtrial.analysis.protocols import load_protocol
 from kvtrial.analysis.recommend import _same_arms
-from kvtrial.analysis.report_ladder import ladder_tables
+from kvtrial.analysis.report.preemption import _levels
+from kvtrial.analysis.report.words import Words
 from kvtrial.analysis.verdict import conclude
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.record import RunRecord
@@ -18,6 +19,7 @@ from ladder_build import ladder_protocol, ladder_records
 from msgspec.structs import replace
 
 PROTOCOLS = Path(__file__).resolve().parents[3] / "playbooks" / "protocols"
+WORDS = Words()
 GPU = {"name": "Example GPU", "memory.total": "143771"}
 
 
@@ -54,11 +56,11 @@ def test_report_and_answer_say_what_a_request_costs():
     records = [on_two_gpus(run) for run in ladder_records()]
     protocol = ladder_protocol()
     verdict = conclude(protocol, {"h1": records}, "c1")
-    notes = {table.title.split(":")[0]: table.note for table in ladder_tables(verdict.ladder)}
-    assert "GPU-seconds of a request with 2 GPUs, by requests in flight: " in notes["more_kv"]
-    assert "GPU-seconds of a request with 1 GPU, by requests in flight: " in notes["base"]
+    notes = {arm.arm: _levels(arm, WORDS).caption for arm in verdict.ladder.arms}
+    assert "GPU-seconds of a request with GPUs: 2, by requests in flight: " in notes["more_kv"]
+    assert "GPU-seconds of a request with GPUs: 1, by requests in flight: " in notes["base"]
     plain = conclude(protocol, {"h1": ladder_records()}, "c1")
-    assert not any("GPU-seconds" in table.note for table in ladder_tables(plain.ladder))
+    assert not any("GPU-seconds" in _levels(arm, WORDS).caption for arm in plain.ladder.arms)
     change = next(line for line in ten_lines(verdict, "results/c1") if line.startswith("Change: more_kv"))
     assert "on 2 GPUs instead of 1 a request costs " in change
     assert " GPU-seconds at 5 in flight (control " in change and " GPU-seconds at 7 in flight (control " in change
