@@ -233,7 +233,7 @@ def test_no_error_of_the_disk_reaches_a_user_as_a_traceback(monkeypatch, capsys)
     def full(name):
         raise OSError(28, "No space left on device", "/somewhere")
 
-    monkeypatch.setattr("kvtrial.analysis.cli.json_schema", full)
+    monkeypatch.setattr("kvtrial.analysis.answerschemas.json_schema", full)
     assert main(["schema", "record"]) == 2
     assert "/somewhere can't be read or written (no space left on device)" in capsys.readouterr().err
 
@@ -467,7 +467,7 @@ def test_a_fault_of_kvtrial_is_a_sentence_and_its_traceback_is_shown_when_asked_
     def faulty(name):
         raise ZeroDivisionError("by\nnothing")
 
-    monkeypatch.setattr("kvtrial.analysis.cli.json_schema", faulty)
+    monkeypatch.setattr("kvtrial.analysis.answerschemas.json_schema", faulty)
     assert main(["schema", "record"]) == 2
     said = capsys.readouterr().err
     assert "kvtrial schema failed by a fault in kvtrial" in said
