@@ -230,7 +230,7 @@ def test_a_disk_that_refuses_is_a_sentence(tmp_path, capsys):
 
 
 def test_no_error_of_the_disk_reaches_a_user_as_a_traceback(monkeypatch, capsys):
-    def full(name):
+    def full(*_):
         raise OSError(28, "No space left on device", "/somewhere")
 
     monkeypatch.setattr("kvtrial.analysis.answerschemas.json_schema", full)
@@ -464,7 +464,7 @@ def test_a_launch_file_with_wrong_types_is_a_sentence(tmp_path, capsys):
 
 
 def test_a_fault_of_kvtrial_is_a_sentence_and_its_traceback_is_shown_when_asked_for(tmp_path, capsys, monkeypatch):
-    def faulty(name):
+    def faulty(*_):
         raise ZeroDivisionError("by\nnothing")
 
     monkeypatch.setattr("kvtrial.analysis.answerschemas.json_schema", faulty)
