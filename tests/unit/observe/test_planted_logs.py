@@ -187,3 +187,21 @@ def test_the_interval_is_read_from_the_lines_and_across_midnight_does_not_matter
 def test_logs_of_real_engines_without_a_fault_are_given_none(name: str):
     answer = logged((LOGS / name).read_text())
     assert {f.class_ for f in answer.findings} <= {"no_fault_seen", "idle", "not_preemption"}
+
+
+def test_an_engine_that_hangs_with_requests_in_its_batch_is_neither_busy_nor_idle():
+    for waiting in (0, 6):
+        answer = logged(log_of(*lines(running=[4] * 12, waiting=[waiting] * 12, generation=[0] * 12)))
+        assert classes(answer) == ["engine_stalled"]
+    busy = logged(log_of(*lines(running=[4] * 5, generation=[50, 0, 0, 50, 50])))
+    assert classes(busy) == ["no_fault_seen"]
+
+
+def test_two_lines_of_a_standstill_are_too_few_and_no_queue_for_seats():
+    answer = logged(log_of(*lines(running=[0] * 2, waiting=[3] * 2, generation=[0] * 2)))
+    assert (answer.class_, answer.findings[0].confidence) == ("standstill_unknown", "unknown")
+
+
+def test_a_standstill_that_is_over_asks_for_no_restart():
+    stuck = lines(running=[0, 0, 0, 3], waiting=[4, 4, 4, 1], generation=[0, 0, 0, 50])
+    assert "restart" not in logged(log_of(*stuck)).findings[0].do

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from kvtrial.analysis.observe import observe
 from kvtrial.analysis.observe.client import Client
 from kvtrial.record.launch import ArmLaunch
 from planted import classes, launch, page, pages, seen
@@ -469,3 +470,16 @@ def test_versions_by_what_the_page_exports():
         ("0.32.0", "0.32 or newer"),
     ]:
         assert pages(page(version=version)).versions.described() == described
+
+
+def test_requests_in_the_batch_without_a_token_are_a_stall():
+    hung = page(running=8, waiting=5, usage=0.6, finished=50, prompt=1e5, generated=9e3)
+    assert classes(seen(hung, hung, hung)) == ["engine_stalled"]
+    short = observe(pages(hung, hung, interval=5.0))
+    assert (short.class_, short.findings[0].confidence) == ("standstill_unknown", "unknown")
+
+
+def test_a_deadlock_is_not_declared_on_a_few_seconds():
+    still = page(running=0, waiting=5, usage=0.6, finished=50, prompt=1e5, generated=9e3)
+    assert observe(pages(still, still, interval=4.0)).class_ == "standstill_unknown"
+    assert observe(pages(still, still, interval=12.0)).class_ == "scheduler_deadlock"

@@ -22,7 +22,7 @@ from kvtrial.analysis.observe.lengths import output_lengths
 from kvtrial.analysis.observe.logs import EARLIER_LIFE, Log, log_findings, told_by
 from kvtrial.analysis.observe.pages import Pages, caveats, several
 from kvtrial.analysis.observe.preemption import preemption
-from kvtrial.analysis.observe.queue import deadlock, deferred_behind_load, flow, queueing
+from kvtrial.analysis.observe.queue import deadlock, deferred_behind_load, flow, queueing, stalled
 from kvtrial.analysis.observe.settle import Experiment, experiment_for
 from kvtrial.analysis.observe.tier import tier
 from kvtrial.analysis.observe.usable import counter_reset, requests_missing
@@ -47,6 +47,8 @@ ORDER = (
     "server_does_not_answer",
     "server_asleep",
     "scheduler_deadlock",
+    "engine_stalled",
+    "standstill_unknown",
     "parsed_per_model_and_engine",
     "parsed_with_caveats",
     "version_hazard_preemption_cascade",
@@ -175,7 +177,7 @@ def _beside_pages(of_log: list[Finding], pages: Pages | None) -> list[Finding]:
     if pages is None:
         return of_log
     # A machine that was taken away is told by a line of its own, which counts nothing that runs.
-    of_queues = ("not_preemption", "deferred_behind_load", "preemption_unknown")
+    of_queues = ("not_preemption", "deferred_behind_load", "preemption_unknown", "standstill_unknown")
     queue = [one for one in of_log if one.class_ in of_queues and "running" in one.numbers]
     return [one for one in of_log if one.class_ not in ("idle", "no_fault_seen") and one not in queue]
 
@@ -240,7 +242,7 @@ def _of_pages(
 
 
 def _of_window(window: Window, told: Any) -> Iterator[Finding]:
-    stuck = list(deadlock(window))
+    stuck = list(deadlock(window)) or list(stalled(window))
     yield from stuck
     if stuck:
         return

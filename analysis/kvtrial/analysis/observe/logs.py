@@ -10,7 +10,7 @@ from kvtrial.analysis.observe.capacity import Told
 from kvtrial.analysis.observe.configuration import configuration_of_log, told_by_configuration
 from kvtrial.analysis.observe.deadlocks import known_deadlocks, named
 from kvtrial.analysis.observe.finding import Finding
-from kvtrial.analysis.observe.loglines import STUCK_LEAST_LINES, by_lines, longest_stuck
+from kvtrial.analysis.observe.loglines import STUCK_LEAST_LINES, by_lines, is_stalled, longest_stalled, longest_stuck
 from kvtrial.analysis.observe.words import plural, span, whole
 from kvtrial.record.enginelog import Diagnosis, EngineFacts, diagnose, engine_facts
 from kvtrial.record.hazards import watch_log
@@ -62,6 +62,7 @@ def log_findings(log: Log) -> Iterator[Finding]:
     yield from _machine_preempted(log)
     yield from _dead(log)
     yield from _stuck(log)
+    yield from _stalled(log)
     yield from _not_pinned(log)
     yield from _watched(log)
     if log.diagnosis is None or _serves_again(log, log.diagnosis.line_number) is not None:
@@ -207,11 +208,45 @@ def _stuck(log: Log) -> Iterator[Finding]:
                 "health_200": health,
                 "known": [hazard.id for hazard in known],
             },
-            "Keep the log and two scrapes of /metrics, then restart the server; what was measured since is invalid. "
-            "0.23 "
-            "and newer for the first cause, 0.31 and newer for the one after an asynchronous load. Watch running = 0 "
-            "with "
-            "waiting > 0 instead of /health.",
+            (
+                "Keep the log; what was measured meanwhile is invalid. "
+                if ended
+                else "Keep the log and two scrapes of /metrics, then restart the server; what was measured since is "
+                "invalid. "
+            )
+            + "0.23 and newer for the first cause, 0.31 and newer for the one after an asynchronous load. Watch running "
+            "= 0 with waiting > 0 instead of /health.",
+        )
+
+
+def _stalled(log: Log) -> Iterator[Finding]:
+    for engine, lines in log.status.items():
+        if not is_stalled(lines):
+            continue
+        run = longest_stalled(lines)
+        each = interval_seconds(lines)
+        ended = run[-1] is not lines[-1]
+        yield Finding(
+            "engine_stalled",
+            "warn",
+            f"The engine stands still with requests in its batch: Running {span([line.running or 0 for line in run])}, "
+            f"Waiting {span([line.waiting or 0 for line in run])}, 0 tokens/s for {len(run)} log lines "
+            f"({len(run) * each:.0f} s). That is no queue and no shortage: a worker or a collective that hangs looks "
+            "like this, and so does one very long prefill, whose tokens are counted when it ends."
+            + (" It ended by itself." if ended else ""),
+            {
+                "lines": len(run),
+                "seconds": len(run) * each,
+                "running": run[-1].running,
+                "waiting": run[-1].waiting,
+                "first_line": run[0].line_number,
+            },
+            "Look at what was asked for then (one very long prompt?); what was measured meanwhile is invalid."
+            if ended
+            else "Keep the log and the stacks of the engine's processes (py-spy dump), then restart the server; what "
+            "was measured since is invalid.",
+            "inferred",
+            f"engine {engine}" if len(log.status) > 1 else None,
         )
 
 
