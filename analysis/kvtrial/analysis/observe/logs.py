@@ -214,8 +214,8 @@ def _stuck(log: Log) -> Iterator[Finding]:
                 else "Keep the log and two scrapes of /metrics, then restart the server; what was measured since is "
                 "invalid. "
             )
-            + "0.23 and newer for the first cause, 0.31 and newer for the one after an asynchronous load. Watch running "
-            "= 0 with waiting > 0 instead of /health.",
+            + "0.23 and newer for the first cause, 0.31 and newer for the one after an asynchronous load. Watch "
+            "running = 0 with waiting > 0 instead of /health.",
         )
 
 

@@ -99,8 +99,8 @@ def stalled(window: Window) -> Iterator[Finding]:
             "kv_usage": usage,
             "window_seconds": window.seconds,
         },
-        "Read two more pages a minute later. If they are flat still: keep the log and the pages, take the stacks of the "
-        "engine's processes (py-spy dump), then restart the server; what was measured since is invalid.",
+        "Read two more pages a minute later. If they are flat still: keep the log and the pages, take the stacks of "
+        "the engine's processes (py-spy dump), then restart the server; what was measured since is invalid.",
         "inferred",
         window.about,
     )
