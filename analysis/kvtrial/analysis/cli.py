@@ -161,7 +161,8 @@ def check(options: argparse.Namespace) -> int:
         print(json.dumps(answer, indent=1))
     else:
         for finding in findings:
-            print(f"{finding.severity} {finding.class_} ({finding.arm}): {ended(finding.reason)} {finding.do}")
+            arm = f" ({finding.arm})" if finding.arm else ""
+            print(f"{finding.severity} {finding.class_}{arm}: {ended(finding.reason)} {finding.do}")
         print("refused" if refused else "nothing forbids these launches")
     return REFUSED if refused else 0
 

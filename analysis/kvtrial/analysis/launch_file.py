@@ -34,6 +34,10 @@ def refuse_unreadable(host: Mapping[str, Any], vllm: Mapping[str, Any], arms: Ma
             raise UnusableInput(f"host.{name}={host[name]!r} is neither true nor false; give one of the two.")
     if "version" not in vllm:
         raise UnusableInput("vllm.version is missing; give the version that /version prints, such as 0.32.0.")
+    if isinstance(vllm["version"], float):
+        raise UnusableInput(
+            f"vllm.version={vllm['version']!r} was read as a number, in which 0.30 is 0.3; quote it: version: '0.30.0'."
+        )
     backend = vllm.get("backend", "cuda")
     if backend not in (*BACKENDS, *OTHER_PLATFORMS):
         raise UnusableInput(f"vllm.backend={backend!r} is not known; give cuda or cpu.")

@@ -205,3 +205,40 @@ def test_two_lines_of_a_standstill_are_too_few_and_no_queue_for_seats():
 def test_a_standstill_that_is_over_asks_for_no_restart():
     stuck = lines(running=[0, 0, 0, 3], waiting=[4, 4, 4, 1], generation=[0, 0, 0, 50])
     assert "restart" not in logged(log_of(*stuck)).findings[0].do
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+@pytest.mark.parametrize(
+    "quote",
+    [
+        f'INFO [logger.py:39] Received request cmpl-1: prompt: "{OOM}", params: SamplingParams()',
+        'INFO [logger.py:39] Received request cmpl-1: prompt: "spot instance preempted", params: S()',
+        f"DEBUG [logger.py:39] Request cmpl-1 details: prompt: '{OOM}', prompt_token_ids: None",
+        f"INFO [logger.py:99] Generated response cmpl-1 (streaming): output: '{OOM}', output_token_ids: None",
+    ],
+)
+def test_what_users_write_is_no_word_of_the_engine(quote: str):
+    answer = logged(log_of(SERVING, quote, *lines(running=[2] * 4), version="0.32.0"))
+    assert classes(answer) == ["no_fault_seen"]
+
+
+def test_an_engine_that_runs_afterwards_did_start():
+    failed = "(EngineCore pid=8) ERROR Engine core initialization failed. See root cause above."
+    answer = logged(log_of(failed, SERVING, *lines(running=[2] * 4)))
+    assert answer.class_ == "no_fault_seen"
+    assert answer.findings[1].about == "an earlier life of the server"
+
+
+@pytest.mark.parametrize(
+    ("more", "class_", "confidence"),
+    [
+        ("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.", "cuda_oom_runtime", "inferred"),
+        ("", "cuda_oom_runtime", "unknown"),
+        ("RuntimeError: Engine core initialization failed.", "gpu_memory_short_at_start", "seen"),
+    ],
+)
+def test_an_excerpt_tells_no_failure_to_start_that_it_does_not_hold(more: str, class_: str, confidence: str):
+    answer = logged(f"INFO [api_server.py:1] vLLM API server version 0.32.0\nERROR [core.py:1] {OOM}.\n{more}\n")
+    assert (answer.class_, answer.findings[0].confidence) == (class_, confidence)
