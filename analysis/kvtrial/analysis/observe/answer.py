@@ -29,6 +29,7 @@ from kvtrial.analysis.observe.usable import counter_reset, requests_missing
 from kvtrial.analysis.observe.wanted import neighbours
 from kvtrial.analysis.observe.window import Window, exports_connector
 from kvtrial.record.observed import HostFacts
+from kvtrial.record.versions import hazards_not_read, outside_read_range
 
 Verdict = Literal["report", "INVALID", "error"]
 
@@ -156,8 +157,17 @@ def observe(
         [hazard for hazard in known if hazard.state != "possible"],
         [hazard.id for hazard in known if hazard.state == "possible"],
         None if refused else experiment_for(_open(found), share),
-        pages.notes if pages is not None else [],
+        _notes(pages, (configuration.version if configuration else None) or version),
     )
+
+
+def _notes(pages: Pages | None, version: str | None) -> list[str]:
+    notes = list(pages.notes) if pages is not None else []
+    if version is None or (unread := hazards_not_read(version)) is None:
+        return notes
+    beyond = outside_read_range(version) or ""
+    said = any(note.startswith(beyond) for note in notes)
+    return [*notes, unread if said else f"{beyond} {unread}"]
 
 
 def _does_not_answer(silent: str, log: Log | None) -> Finding:
