@@ -483,3 +483,10 @@ def test_a_deadlock_is_not_declared_on_a_few_seconds():
     still = page(running=0, waiting=5, usage=0.6, finished=50, prompt=1e5, generated=9e3)
     assert observe(pages(still, still, interval=4.0)).class_ == "standstill_unknown"
     assert observe(pages(still, still, interval=12.0)).class_ == "scheduler_deadlock"
+
+
+def test_deferred_requests_without_a_connector_are_mentioned():
+    behind = [page(running=2, deferred=6, finished=10.0 * n, generated=500.0 * n, prompt=1e4 * n) for n in (1, 2, 3)]
+    answer = seen(*behind)
+    assert answer.class_ == "requests_deferred"
+    assert answer.findings[0].numbers["deferred"] == 6

@@ -62,6 +62,7 @@ ORDER = (
     "preemption_intermittent",
     "preemption_shape_unknown",
     "deferred_behind_load",
+    "requests_deferred",
     "mixed_interfaces",
     "tier_below_one_block",
     "obsolete_key",

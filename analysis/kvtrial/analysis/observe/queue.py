@@ -152,7 +152,11 @@ def deferred_behind_load(window: Window) -> Iterator[Finding]:
     )
     # A request that waits for a load of its own is deferred, too: one alone, now and then, is how a tier works.
     seen_often = sum(1 for value in deferred if value >= 1) >= DEFERRED_PAGES or max(deferred) >= DEFERRED_LEAST
-    if not exports_connector(window) or not (seen_often or (slow and max(deferred) >= 1)):
+    if not exports_connector(window):
+        if max(deferred) >= 1:
+            yield _deferred_otherwise(window, deferred)
+        return
+    if not (seen_often or (slow and max(deferred) >= 1)):
         return
     usage, capacity = window.gauge("kv_cache_usage_share"), window.gauge("requests_waiting_capacity")
     load, running = window.rise("load_bytes"), window.gauge("requests_running")
@@ -189,6 +193,22 @@ def deferred_behind_load(window: Window) -> Iterator[Finding]:
         "beginning from arriving together while it is loaded, or keep that beginning in the GPU cache.",
         "seen" if slow or (load or 0) > 0 else "inferred",
         window.about,
+    )
+
+
+def _deferred_otherwise(window: Window, deferred: list[float]) -> Finding:
+    running = window.gauge("requests_running")
+    return Finding(
+        "requests_deferred",
+        "warn",
+        f"{span(deferred)} requests are deferred on the pages"
+        + (f", {span(running)} running" if running else "")
+        + ", and the page exports no series of the OffloadingConnector. Deferred means a passing constraint other than "
+        "room (a LoRA budget, a grammar that is compiled, a KV transfer of another connector), not a full KV cache.",
+        {"deferred": max(deferred), "deferred_by_page": deferred, "running": span(running) if running else None},
+        "Look which of these the server uses (--max-loras, structured outputs, another connector) before anything is "
+        "resized.",
+        about=window.about,
     )
 
 
