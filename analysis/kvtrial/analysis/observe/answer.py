@@ -207,8 +207,8 @@ def in_order(found: Sequence[Finding]) -> list[Finding]:
         rank[apart.class_] = rank["preemption_shape_unknown"] - 0.5
     others = [finding for finding in found if finding.class_ not in _AT_THE_END]
     kept = others or list(found)
-    if others and all(finding.about == EARLIER_LIFE for finding in others):
-        # What it does now names the answer; how an earlier start failed is said beside it.
+    if others and all(one.about == EARLIER_LIFE and "did not start" in one.reason for one in others):
+        # What it does now names the answer; that it did not start once is said beside it.
         kept = list(found)
     if others and all(finding.class_ == "not_preemption" and finding.severity == "info" for finding in others):
         # An old count names the answer, and that nobody asks anything now is said beside it.

@@ -64,9 +64,10 @@ def watch(
             try:
                 pages.append((f"page {number + 1}", _page(client, base)))
             except NoAnswer as error:
+                later = time.monotonic() - began
                 raise NoAnswer(
-                    f"{base} answered at the start ({number} of {count} pages) and not "
-                    f"{time.monotonic() - began:.0f} s later, so it died, was stopped or hangs within the window: {error}"
+                    f"{base} answered at the start ({number} of {count} pages) and not {later:.0f} s later, so it "
+                    f"died, was stopped or hangs within the window: {error}"
                 ) from None
         took = time.monotonic() - began
     interval = step if transport is not None else took / (count - 1)
