@@ -242,3 +242,9 @@ def test_an_engine_that_runs_afterwards_did_start():
 def test_an_excerpt_tells_no_failure_to_start_that_it_does_not_hold(more: str, class_: str, confidence: str):
     answer = logged(f"INFO [api_server.py:1] vLLM API server version 0.32.0\nERROR [core.py:1] {OOM}.\n{more}\n")
     assert (answer.class_, answer.findings[0].confidence) == (class_, confidence)
+
+
+def test_a_key_that_is_not_in_the_log_is_not_named():
+    failed = "Exception: cpu_bytes_to_use must be specified in kv_connector_extra_config"
+    answer = logged(log_of(CREATED, f"(EngineCore pid=8) {failed}", version="0.28.0"))
+    assert "num_cpu_blocks" not in " ".join(finding.reason for finding in answer.findings)

@@ -303,7 +303,9 @@ def _watched(log: Log) -> Iterator[Finding]:
     hits = [
         hit
         for hit in watch_log(log.text.splitlines(), log.version)
-        if hit.hazard not in diagnosed and (log.diagnosis is None or not hit.hazard.startswith("shm-"))
+        if hit.hazard not in diagnosed
+        and (log.diagnosis is None or hit.line_number != log.diagnosis.line_number)
+        and (log.diagnosis is None or not hit.hazard.startswith("shm-"))
     ]
     for hazard in dict.fromkeys(hit.hazard for hit in hits):
         same = [hit for hit in hits if hit.hazard == hazard]
