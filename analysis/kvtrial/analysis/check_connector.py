@@ -278,6 +278,16 @@ def _check_chunk(arm: Arm, tier: Tier) -> Iterator[Finding]:
             {"block_size": chunk, "blocks_per_chunk": tier.extra["blocks_per_chunk"]},
             "Keep one of them.",
         )
+    each = tier.extra.get("blocks_per_chunk")
+    if isinstance(each, int) and not isinstance(each, bool) and each < 1:
+        yield Finding(
+            "blocks_per_chunk_not_positive",
+            "refuse",
+            arm.name,
+            f"blocks_per_chunk={each}: a chunk of the tier must hold at least one GPU block.",
+            {"blocks_per_chunk": each},
+            "Give 1 or more, or leave it out.",
+        )
     if not isinstance(chunk, int) or isinstance(chunk, bool) or (chunk > 0 and chunk % block == 0):
         return
     below = chunk // block * block

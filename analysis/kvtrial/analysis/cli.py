@@ -25,7 +25,7 @@ from kvtrial.analysis.observe import command as observing
 from kvtrial.analysis.reproduce import reproduce
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.hazards import hazards_of
-from kvtrial.record.versions import outside_read_range
+from kvtrial.record.versions import hazards_not_read, outside_read_range
 
 REFUSED = 4
 INTERRUPTED = 130
@@ -152,16 +152,22 @@ def check(options: argparse.Namespace) -> int:
             raise UnusableInput(f"{options.launch} {said}; it must hold the mappings host, vllm and arms.")
     findings = check_launches(raw["host"], raw["vllm"], raw["arms"], raw.get("model"))
     refused = any(finding.severity == "refuse" for finding in findings)
+    version = str(raw["vllm"]["version"])
+    notes = [note for note in (outside_read_range(version), hazards_not_read(version)) if note]
     answer = {
         "verdict": "INVALID" if refused else "report",
         "class": findings[0].class_ if findings else None,
         "findings": [msgspec.to_builtins(finding) for finding in findings],
+        "notes": notes,
     }
     if options.json:
         print(json.dumps(answer, indent=1))
     else:
         for finding in findings:
-            print(f"{finding.severity} {finding.class_} ({finding.arm}): {ended(finding.reason)} {finding.do}")
+            arm = f" ({finding.arm})" if finding.arm else ""
+            print(f"{finding.severity} {finding.class_}{arm}: {ended(finding.reason)} {finding.do}")
+        for note in notes:
+            print(f"Note: {note}")
         print("refused" if refused else "nothing forbids these launches")
     return REFUSED if refused else 0
 

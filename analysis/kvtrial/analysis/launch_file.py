@@ -34,6 +34,7 @@ def refuse_unreadable(host: Mapping[str, Any], vllm: Mapping[str, Any], arms: Ma
             raise UnusableInput(f"host.{name}={host[name]!r} is neither true nor false; give one of the two.")
     if "version" not in vllm:
         raise UnusableInput("vllm.version is missing; give the version that /version prints, such as 0.32.0.")
+    refuse_number_as_version(vllm)
     backend = vllm.get("backend", "cuda")
     if backend not in (*BACKENDS, *OTHER_PLATFORMS):
         raise UnusableInput(f"vllm.backend={backend!r} is not known; give cuda or cpu.")
@@ -47,6 +48,14 @@ def refuse_unreadable(host: Mapping[str, Any], vllm: Mapping[str, Any], arms: Ma
             raise UnusableInput(f"arm name {name!r} is not text; write it in quotes.")
         if not isinstance(spec, Mapping):
             raise UnusableInput(f"Arm {name}: {spec!r} is not a mapping; give it as {{args: [...], env: {{...}}}}.")
+
+
+def refuse_number_as_version(vllm: Mapping[str, Any]) -> None:
+    """Raise UnusableInput where YAML read `version` as a number: 0.30 has become 0.3 then."""
+    if isinstance(vllm.get("version"), float):
+        raise UnusableInput(
+            f"vllm.version={vllm['version']!r} was read as a number, in which 0.30 is 0.3; quote it: version: '0.30.0'."
+        )
 
 
 def _refuse_version(what: str, value: Any, example: str) -> None:

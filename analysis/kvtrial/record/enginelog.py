@@ -8,6 +8,12 @@ import msgspec
 
 from kvtrial.record.versions import data, within
 
+_REQUEST_TEXT = re.compile(
+    r"^([^\n]*?\b(?:Received request [^:\n]+|Request \S+ details|Generated response [^:\n]+): (?:prompt|output): )"
+    r"[^\n]*",
+    re.MULTILINE,
+)
+
 
 class Pattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An expression with a group `value`, for versions [since, until)."""
@@ -96,6 +102,11 @@ def engine_facts(log_text: str, version: str | None = None) -> EngineFacts:
     return EngineFacts(**found)
 
 
+def without_request_texts(log_text: str) -> str:
+    """A log without what users wrote or got, as --enable-log-requests quotes it: that is no word of the engine."""
+    return _REQUEST_TEXT.sub(r"\1...", log_text)
+
+
 def diagnose(log_text: str, version: str | None = None) -> Diagnosis | None:
     """The known cause of a failed start or a dead engine, or None where the log shows none.
 
@@ -103,7 +114,7 @@ def diagnose(log_text: str, version: str | None = None) -> Diagnosis | None:
     version that the log states, else tries the causes of all versions.
     """
     version = version or _stated_version(log_text)
-    lines = log_text.splitlines()
+    lines = without_request_texts(log_text).splitlines()
     for cause in data("log_causes", CauseTable).causes:
         if version is not None and not within(version, cause.since, cause.until):
             continue

@@ -409,8 +409,14 @@ def _by_engine(
         if model_name is not None and sample.labels.get("model_name", model_name) != model_name:
             continue
         identity = tuple(sorted(sample.labels.items()))
+        if identity in found and found[identity].value != sample.value:
+            caveats.append(
+                f"{source.name} has the same labels twice with different values ({found[identity].value:g} and "
+                f"{sample.value:g}): unknown, neither was taken."
+            )
+            return None
         if identity in found:
-            caveats.append(f"{source.name} has the same labels twice; the last line was taken.")
+            caveats.append(f"{source.name} has the same labels twice with the same value; one was taken.")
         found[identity] = sample
     if not found and model_name is not None and len(page.models()) > 1 and page.samples.get(source.name):
         # Another model's server exports the family; whether this one's does can't be seen.

@@ -67,6 +67,23 @@ def outside_read_range(version: str) -> str | None:
     return None
 
 
+def is_newer_than_read(version: str) -> bool:
+    """Whether a version is newer than any that the data was read from."""
+    return release(version)[:2] > release(NEWEST_READ)[:2]
+
+
+def hazards_not_read(version: str) -> str | None:
+    """One sentence on what is known of the defects of a version beyond those read; None within them."""
+    if outside_read_range(version) is None:
+        return None
+    if not is_newer_than_read(version):
+        return f"Which defects {version} has is not known; what is found was looked for by feature, not by version."
+    return (
+        f"Which defects {version} has is not known: those of {NEWEST_READ} count as possible. What is found was looked "
+        "for by feature (options, series of the page, lines of the log), not by version."
+    )
+
+
 def cuda_of_local_version(version: str) -> str | None:
     """CUDA in a local version label: `0.26.0+cu129` -> `12.9`; None where the label names none."""
     found = _LOCAL_CUDA.search(version)

@@ -11,6 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from kvtrial.analysis.check import check_launches
+from kvtrial.analysis.cli import main
 from kvtrial.record.errors import UnusableInput
 
 CONFIGS = Path(__file__).parents[2] / "fixtures" / "configs"
@@ -636,3 +637,23 @@ def test_no_configuration_ends_in_a_traceback(extra, top, version, backend):
 def test_findings_are_written_under_the_name_class():
     first = json.loads(msgspec.json.encode(check(case(CHUNK))))[0]
     assert set(first) == {"class", "severity", "arm", "reason", "numbers", "do"}
+
+
+def test_a_version_that_yaml_reads_as_a_number_is_to_be_quoted():
+    launch = case(DRIVER)
+    launch["vllm"]["version"] = 0.30
+    with pytest.raises(UnusableInput, match="quote it"):
+        check(launch)
+
+
+def test_a_chunk_of_no_blocks_is_refused():
+    launch = connector(case(CHUNK), block_size=None, blocks_per_chunk=0)
+    assert "blocks_per_chunk_not_positive" in classes(check(launch), "refuse")
+    assert "blocks_per_chunk_not_positive" not in classes(check(connector(launch, blocks_per_chunk=4)))
+
+
+def test_a_finding_on_the_host_names_no_arm(tmp_path, capsys):
+    (tmp_path / "launch.yml").write_text(yaml.safe_dump(case(DRIVER)))
+    main(["check", str(tmp_path / "launch.yml")])
+    said = capsys.readouterr().out
+    assert "refuse driver_too_old" in said and "(None)" not in said

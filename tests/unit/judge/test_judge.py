@@ -331,3 +331,46 @@ def test_the_command_ends_with_0_or_2(tmp_path, capsys):
     assert main(["judge", str(path), "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["verdict"] == "error"
     assert main(["judge"]) == 2
+
+
+def _with(change: str) -> dict[str, Any]:
+    raw = results()
+    first = raw["pairs"][0]
+    if change == "pair":
+        raw["pairs"][3]["pair"] = 1
+    elif change == "run":
+        raw["pairs"][3]["variant"] = copy.deepcopy(first["variant"])
+    elif change == "valid":
+        first["valid"] = "false"
+    elif change == "load":
+        first["variant"]["load_bytes"] = -5
+    else:
+        raw["metric"] = "foo"
+    return raw
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("pair", "pair 1 is listed twice"),
+        ("run", "the variant runs of pairs 1 and 4 are the same in every value"),
+        ("valid", "valid='false' is neither true nor false"),
+        ("load", "load_bytes=-5 is below 0"),
+        ("metric", "no run has foo; they have ttft_ms"),
+    ],
+)
+def test_what_can_be_no_result_is_refused_in_a_sentence(change: str, says: str):
+    with pytest.raises(UnusableInput, match=says):
+        judged(_with(change))
+
+
+def test_equal_pairs_are_neither_better_nor_worse():
+    raw = results()
+    for pair in raw["pairs"]:
+        pair["variant"]["ttft_ms"] = list(pair["control"]["ttft_ms"])
+    assert "all 10 pairs equal" in " ".join(finding.reason for finding in judged(raw).findings)
+
+
+def test_an_interval_beyond_zero_is_not_said_to_contain_what_it_excludes():
+    reason = judged(results(0.7, pairs=4)).findings[0].reason
+    assert "excludes 0, and its far end lies beyond the 5 % of interest." in reason

@@ -87,3 +87,27 @@ def test_a_window_must_be_a_duration(window: str, capsys):
     with pytest.raises(SystemExit):
         main(["observe", "--url", "h", f"--window={window}"])
     assert "no duration above 0" in capsys.readouterr().err
+
+
+def test_a_version_newer_than_any_read_has_the_hazards_of_the_newest_as_possible(tmp_path, capsys):
+    files = written(
+        tmp_path,
+        a=page(connector=True, version="0.33.0", **BUSY),
+        b=page(connector=True, version="0.33.0", **LATER),
+        log=log_of(*(status_line(10 * n) for n in range(4)), version="0.35.0"),
+        serve="vllm serve Qwen/Qwen3-0.6B --kv-offloading-size 16",
+    )
+    for given in (["--metrics", files["a"], files["b"]], ["--log", files["log"]], ["--config", files["serve"]]):
+        answer = asked(capsys, *given, "--vllm", "0.35.0")
+        assert answer["hazards"] == [] and answer["hazards_possible"]
+        assert sum("newer than 0.33" in note for note in answer["notes"]) == 1
+        assert any("looked for by feature" in note for note in answer["notes"])
+
+
+def test_a_check_for_a_version_newer_than_any_read_says_so(tmp_path, capsys):
+    launch = tmp_path / "launch.yml"
+    launch.write_text(
+        "host: {}\nvllm: {version: 0.35.0}\narms: {a: {args: [m, --host, '::1']}, b: {args: [m, --host, '::1']}}\n"
+    )
+    main(["check", str(launch)])
+    assert "Note: Which defects 0.35.0 has is not known" in capsys.readouterr().out

@@ -209,3 +209,13 @@ def test_a_log_that_is_only_idle_is_no_deadlock(capsys):
     _, read, text = answer(["observe", "--log", str(CASES / "29-deadlock-health-200" / "idle.log")], capsys)
     assert read["class"] == "idle"
     assert "Waiting 0" in text and "stands still" not in text
+
+
+def test_stores_without_loads_are_no_tier_too_small_where_its_size_is_not_known(capsys):
+    folder = CASES / "14-store-without-load-gpu-answered"
+    pages = [str(path) for path in sorted(folder.glob("*.prom"))]
+    pages.sort(key=lambda path: "after" in path)
+    _, read, _ = answer(["observe", "--metrics", *pages, "--vllm", "0.26.0"], capsys)
+    assert read["class"] == "gpu_cache_answered"
+    assert "tier-mirrors-gpu" not in [hazard["id"] for hazard in read["hazards"]]
+    assert "tier-mirrors-gpu" in read["hazards_possible"]

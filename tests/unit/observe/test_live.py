@@ -1,6 +1,7 @@
 """A server that answers over HTTP: two reads or four, nothing changed, no load."""
 
 import json
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -8,7 +9,8 @@ from threading import Thread
 import httpx
 import pytest
 from kvtrial.analysis.cli import main
-from kvtrial.analysis.observe.live import base_of, reads_for, watch
+from kvtrial.analysis.observe import live
+from kvtrial.analysis.observe.live import NoAnswer, base_of, reads_for, watch
 from kvtrial.record.errors import UnusableInput
 from planted import page
 
@@ -138,3 +140,29 @@ def test_a_server_that_is_not_there_is_one_sentence(capsys):
     assert main(["observe", "--url", "http://127.0.0.1:9", "--window", "1"]) == 2
     said = capsys.readouterr().err
     assert "does not answer" in said and said.count("\n") == 1
+
+
+def test_a_server_that_dies_within_the_window_did_answer_at_the_start():
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.path)
+        if asked.count("/metrics") > 1:
+            raise httpx.ConnectError("Connection refused")
+        return httpx.Response(200, text=page())
+
+    with pytest.raises(NoAnswer, match=r"answered at the start \(1 of 2 pages\)"):
+        watch("h:1", 1.0, sleep=lambda _: None, transport=httpx.MockTransport(answer))
+
+
+def test_a_page_that_drips_in_is_given_up(monkeypatch):
+    monkeypatch.setattr(live, "MOST_SECONDS_A_PAGE", 0.05)
+
+    class Drip(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            for line in page().splitlines(keepends=True):
+                time.sleep(0.02)
+                yield line.encode()
+
+    with pytest.raises(NoAnswer, match="not the whole page"):
+        watch("h:1", 1.0, transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=Drip())))

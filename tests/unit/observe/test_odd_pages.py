@@ -196,3 +196,11 @@ def test_a_page_that_is_no_text_is_refused(tmp_path, capsys):
     (tmp_path / "page.prom.gz").write_bytes(b"\x1f\x8b\x08\x00\xff\xfe")
     assert main(["observe", "--metrics", str(tmp_path / "page.prom.gz"), "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["class"] == "not_vllm_metrics"
+
+
+def test_a_counter_with_two_values_is_unknown_and_neither_is_used():
+    twice = page(preemptions=0, finished=200.0) + 'vllm:num_preemptions_total{engine="0",model_name="some-model"} 7\n'
+    answer = seen(page(finished=100.0), twice)
+    assert not any(one.class_.startswith("preemption_shape") for one in answer.findings)
+    assert "preemption_unknown" in [one.class_ for one in answer.findings]
+    assert any("0 and 7): unknown" in one.reason for one in answer.findings)

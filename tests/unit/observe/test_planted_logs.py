@@ -187,3 +187,64 @@ def test_the_interval_is_read_from_the_lines_and_across_midnight_does_not_matter
 def test_logs_of_real_engines_without_a_fault_are_given_none(name: str):
     answer = logged((LOGS / name).read_text())
     assert {f.class_ for f in answer.findings} <= {"no_fault_seen", "idle", "not_preemption"}
+
+
+def test_an_engine_that_hangs_with_requests_in_its_batch_is_neither_busy_nor_idle():
+    for waiting in (0, 6):
+        answer = logged(log_of(*lines(running=[4] * 12, waiting=[waiting] * 12, generation=[0] * 12)))
+        assert classes(answer) == ["engine_stalled"]
+    busy = logged(log_of(*lines(running=[4] * 5, generation=[50, 0, 0, 50, 50])))
+    assert classes(busy) == ["no_fault_seen"]
+
+
+def test_two_lines_of_a_standstill_are_too_few_and_no_queue_for_seats():
+    answer = logged(log_of(*lines(running=[0] * 2, waiting=[3] * 2, generation=[0] * 2)))
+    assert (answer.class_, answer.findings[0].confidence) == ("standstill_unknown", "unknown")
+
+
+def test_a_standstill_that_is_over_asks_for_no_restart():
+    stuck = lines(running=[0, 0, 0, 3], waiting=[4, 4, 4, 1], generation=[0, 0, 0, 50])
+    assert "restart" not in logged(log_of(*stuck)).findings[0].do
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+@pytest.mark.parametrize(
+    "quote",
+    [
+        f'INFO [logger.py:39] Received request cmpl-1: prompt: "{OOM}", params: SamplingParams()',
+        'INFO [logger.py:39] Received request cmpl-1: prompt: "spot instance preempted", params: S()',
+        f"DEBUG [logger.py:39] Request cmpl-1 details: prompt: '{OOM}', prompt_token_ids: None",
+        f"INFO [logger.py:99] Generated response cmpl-1 (streaming): output: '{OOM}', output_token_ids: None",
+    ],
+)
+def test_what_users_write_is_no_word_of_the_engine(quote: str):
+    answer = logged(log_of(SERVING, quote, *lines(running=[2] * 4), version="0.32.0"))
+    assert classes(answer) == ["no_fault_seen"]
+
+
+def test_an_engine_that_runs_afterwards_did_start():
+    failed = "(EngineCore pid=8) ERROR Engine core initialization failed. See root cause above."
+    answer = logged(log_of(failed, SERVING, *lines(running=[2] * 4)))
+    assert answer.class_ == "no_fault_seen"
+    assert answer.findings[1].about == "an earlier life of the server"
+
+
+@pytest.mark.parametrize(
+    ("more", "class_", "confidence"),
+    [
+        ("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.", "cuda_oom_runtime", "inferred"),
+        ("", "cuda_oom_runtime", "unknown"),
+        ("RuntimeError: Engine core initialization failed.", "gpu_memory_short_at_start", "seen"),
+    ],
+)
+def test_an_excerpt_tells_no_failure_to_start_that_it_does_not_hold(more: str, class_: str, confidence: str):
+    answer = logged(f"INFO [api_server.py:1] vLLM API server version 0.32.0\nERROR [core.py:1] {OOM}.\n{more}\n")
+    assert (answer.class_, answer.findings[0].confidence) == (class_, confidence)
+
+
+def test_a_key_that_is_not_in_the_log_is_not_named():
+    failed = "Exception: cpu_bytes_to_use must be specified in kv_connector_extra_config"
+    answer = logged(log_of(CREATED, f"(EngineCore pid=8) {failed}", version="0.28.0"))
+    assert "num_cpu_blocks" not in " ".join(finding.reason for finding in answer.findings)

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from kvtrial.analysis.observe import observe
 from kvtrial.analysis.observe.client import Client
 from kvtrial.record.launch import ArmLaunch
 from planted import classes, launch, page, pages, seen
@@ -116,8 +117,26 @@ def test_requests_put_back_into_the_queue_by_a_reset_are_no_pressure_where_pages
 def test_a_call_of_reset_is_named_where_the_page_counts_it():
     answer = seen(page(preemptions=0, usage=0.3, resets=0, **BUSY), page(preemptions=20, usage=0.3, resets=1, **LATER))
     assert answer.class_ == "preemption_not_from_kv_pressure"
-    assert answer.findings[0].confidence == "seen"
+    assert answer.findings[0].confidence == "inferred"
     assert answer.findings[0].numbers["reset_calls"] == 1
+
+
+@pytest.mark.parametrize("resets", [0.0, 1.0])
+def test_pages_of_an_idle_moment_say_nothing_about_the_pressure_between_them(resets: float):
+    idle = [page(preemptions=n, usage=0.0, resets=r, finished=f) for n, r, f in ((0, 0, 10), (20, resets, 90))]
+    answer = seen(*idle)
+    assert (answer.class_, answer.findings[0].confidence) == ("preemption_shape_unknown", "unknown")
+    assert "Don't resize" not in answer.findings[0].do
+    assert ("One possibility" in answer.findings[0].reason) is bool(resets)
+
+
+def test_a_reset_alone_does_not_say_that_the_cache_had_room():
+    answer = seen(
+        page(preemptions=0, usage=0.3, resets=0, **BUSY),
+        page(preemptions=20, usage=0.3, resets=1, queue=0.5, ttft=1.0, **LATER),
+    )
+    assert answer.class_ == "preemption_shape_unknown"
+    assert "a plain call preempts nobody" in answer.findings[0].reason
 
 
 def test_two_pages_with_a_queue_between_them_are_not_called_free_of_pressure():
@@ -451,3 +470,23 @@ def test_versions_by_what_the_page_exports():
         ("0.32.0", "0.32 or newer"),
     ]:
         assert pages(page(version=version)).versions.described() == described
+
+
+def test_requests_in_the_batch_without_a_token_are_a_stall():
+    hung = page(running=8, waiting=5, usage=0.6, finished=50, prompt=1e5, generated=9e3)
+    assert classes(seen(hung, hung, hung)) == ["engine_stalled"]
+    short = observe(pages(hung, hung, interval=5.0))
+    assert (short.class_, short.findings[0].confidence) == ("standstill_unknown", "unknown")
+
+
+def test_a_deadlock_is_not_declared_on_a_few_seconds():
+    still = page(running=0, waiting=5, usage=0.6, finished=50, prompt=1e5, generated=9e3)
+    assert observe(pages(still, still, interval=4.0)).class_ == "standstill_unknown"
+    assert observe(pages(still, still, interval=12.0)).class_ == "scheduler_deadlock"
+
+
+def test_deferred_requests_without_a_connector_are_mentioned():
+    behind = [page(running=2, deferred=6, finished=10.0 * n, generated=500.0 * n, prompt=1e4 * n) for n in (1, 2, 3)]
+    answer = seen(*behind)
+    assert answer.class_ == "requests_deferred"
+    assert answer.findings[0].numbers["deferred"] == 6

@@ -11,7 +11,9 @@ from kvtrial.record.errors import UnusableInput
 
 ARMS = ("control", "variant")
 DEFAULT_MIN_EFFECT_PCT = 5.0
+LEAST_VALUES_TO_TELL = 3
 _MARKS = ("invalid", "excluded", "dropped", "discarded")
+_MAY_BE_NEGATIVE = {"server_start", "client_lag_p95_ms", "min_effect_pct"}
 _SETTINGS = {"load_bytes", "store_bytes", "local_hit_tokens", "external_hit_tokens"}
 
 
@@ -101,6 +103,8 @@ def results_of(raw: Any, where: str) -> Results:
     pairs = [_pair(item, index, metric, where) for index, item in enumerate(raw["pairs"], start=1)]
     if not pairs:
         raise UnusableInput(f"{where} has no pair; nothing can be judged.")
+    _refuse_repeats(pairs, where)
+    _refuse_no_metric(raw["pairs"], pairs, metric, where)
     lower = raw.get("lower_is_better", True)
     if not isinstance(lower, bool):
         raise UnusableInput(f"{where}: lower_is_better={lower!r} is neither true nor false.")
@@ -119,6 +123,45 @@ def results_of(raw: Any, where: str) -> Results:
         _number(raw, "aa_noise_pct", where),
         launches=_launches(raw.get("launches"), where),
     )
+
+
+def _refuse_repeats(pairs: list[Pair], where: str) -> None:
+    """Refuse a pair that stands there twice: it would count as evidence of its own."""
+    names: set[str] = set()
+    for pair in pairs:
+        if pair.name in names:
+            raise UnusableInput(f"{where}: pair {pair.name} is listed twice; list each pair once, by its own name.")
+        names.add(pair.name)
+    for arm in ARMS:
+        seen: dict[bytes, str] = {}
+        for pair in pairs:
+            run = getattr(pair, arm)
+            # Two runs may well agree in one rounded value, not in every request.
+            if len(set(run.values)) < LEAST_VALUES_TO_TELL:
+                continue
+            other = seen.setdefault(msgspec.msgpack.encode(run), pair.name)
+            if other != pair.name:
+                raise UnusableInput(
+                    f"{where}: the {arm} runs of pairs {other} and {pair.name} are the same in every value; list each "
+                    "run once."
+                )
+
+
+def _refuse_no_metric(raw: list[dict[str, Any]], pairs: list[Pair], metric: str, where: str) -> None:
+    if any(getattr(pair, arm).values for pair in pairs for arm in ARMS):
+        return
+    known = {field for field in Run.__struct_fields__ if field != "values"} | {"order", "valid"}
+    has = sorted(
+        {
+            str(name)
+            for item in raw
+            for arm in ARMS
+            for name, value in item[arm].items()
+            if name not in known and (isinstance(value, list) or type(value) in (int, float))
+        }
+    )
+    if has:
+        raise UnusableInput(f"{where}: no run has {metric}; they have {', '.join(has)}. Name one of these as `metric`.")
 
 
 def _launches(given: Any, where: str) -> dict[str, dict[str, Any]]:
@@ -145,7 +188,7 @@ def _pair(item: Any, index: int, metric: str, where: str) -> Pair:
     known = [str(arm) for arm in order] if isinstance(order, list) else []
     if known and sorted(known) != sorted(ARMS):
         raise UnusableInput(f"{where}: pair {name} has order {known}; it must name control and variant once each.")
-    return Pair(name, runs["control"], runs["variant"], known, _mark(item))
+    return Pair(name, runs["control"], runs["variant"], known, _mark(item, f"{where}: pair {name}"))
 
 
 def _run(raw: dict[str, Any], metric: str, where: str) -> Run:
@@ -171,7 +214,7 @@ def _run(raw: dict[str, Any], metric: str, where: str) -> Run:
             )
         },
         output_digest=None if digest is None else str(digest),
-        mark=_mark(raw),
+        mark=_mark(raw, where),
     )
 
 
@@ -181,11 +224,15 @@ def _number(raw: dict[str, Any], name: str, where: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise UnusableInput(f"{where}: {name}={value!r} is no number; give a number, or null where it is not known.")
+    if value < 0 and name not in _MAY_BE_NEGATIVE:
+        raise UnusableInput(f"{where}: {name}={value!r} is below 0; a counter that fell is no rise, give null then.")
     return float(value)
 
 
-def _mark(raw: dict[str, Any]) -> str | None:
+def _mark(raw: dict[str, Any], where: str) -> str | None:
     """Why whoever made the set marks a pair or run as invalid, in their words."""
+    if not isinstance(raw.get("valid", True), bool | None):
+        raise UnusableInput(f"{where}: valid={raw['valid']!r} is neither true nor false; write it without quotes.")
     reason = next(
         (str(raw[key]) for key in ("invalid_reason", "reason", "invalid_because", "note", "error") if raw.get(key)), ""
     )

@@ -127,18 +127,13 @@ def _by_effect(
     numbers = plain_numbers(*_values(kept)) | _own(comparison)
     differences = percent_differences(*_values(kept))
     sign = -1 if results.lower_is_better else 1
-    better = sum(1 for value in differences if sign * value > 0)
     if results.arms_identical:
         return _aa(results, interval, comparison, numbers, differences)
     if comparison.pairs < effect.LEAST_PAIRS:
-        return _too_few(results, comparison, numbers, better)
+        return _too_few(results, comparison, numbers, differences, sign)
     proof, proved = evidence(results, kept)
     floor = _floor(results, comparison) + preempted(kept)
-    counts = (
-        f"{better} of {comparison.pairs} pairs better"
-        if better * 2 >= comparison.pairs
-        else (f"{comparison.pairs - better} of {comparison.pairs} pairs worse")
-    )
+    counts = _direction(differences, sign)
     border = f"{100 * comparison.margin:g} %"
     said = f"{results.metric}: {counts}, {_interval(comparison)}"
     plain = f" A plain mean of the pairs gives {numbers['mean_pct']:+.2f} % ({_t(numbers)})."
@@ -202,7 +197,23 @@ def _floor(results: Results, comparison: Comparison) -> str:
     return f" The stated A/A noise of {results.aa_noise_pct:g} % is {'smaller' if beyond else 'not smaller'}."
 
 
-def _too_few(results: Results, comparison: Comparison, numbers: dict[str, Any], better: int) -> Finding:
+def _direction(differences: Sequence[float], sign: int) -> str:
+    """How many pairs are better or worse, whichever are more; those that are equal are neither."""
+    better, worse = (sum(1 for value in differences if side * value > 0) for side in (sign, -sign))
+    equal = len(differences) - better - worse
+    if not better and not worse:
+        return f"all {len(differences)} pairs equal"
+    most = (
+        f"{better} of {len(differences)} pairs better"
+        if better >= worse
+        else (f"{worse} of {len(differences)} pairs worse")
+    )
+    return most + (f", {equal} equal" if equal else "")
+
+
+def _too_few(
+    results: Results, comparison: Comparison, numbers: dict[str, Any], differences: Sequence[float], sign: int
+) -> Finding:
     n = comparison.pairs
     least = 2 / 2**n
     interval = numbers["t95"]
@@ -210,22 +221,19 @@ def _too_few(results: Results, comparison: Comparison, numbers: dict[str, Any], 
     if interval is not None:
         holds_zero = interval[0] <= 0 <= interval[1]
         beyond = max(abs(interval[0]), abs(interval[1])) > results.min_effect_pct
+        far = " and reaches beyond" if holds_zero else ", and its far end lies beyond"
         spread = (
             f" The 95 % interval of the mean (t, {n - 1} degree{'s' if n != 2 else ''} of freedom) is "
             f"{interval[0]:+.2f} "
             f"to {interval[1]:+.2f} %: it {'contains' if holds_zero else 'excludes'} 0"
-            + (
-                f" and {'also ' if holds_zero else ''}contains more than the {results.min_effect_pct:g} % of interest"
-                if beyond
-                else ""
-            )
+            + (f"{far} the {results.min_effect_pct:g} % of interest" if beyond else "")
             + "."
         )
-    direction = f"{better} of {n} pairs better" if better * 2 >= n else f"{n - better} of {n} pairs worse"
     return Finding(
         "too_few_pairs",
         "warn",
-        f"{results.metric}: {direction}, by {listed([f'{value:+.2f} %' for value in numbers['diff_pct']])}. Yet with "
+        f"{results.metric}: {_direction(differences, sign)}, by "
+        f"{listed([f'{value:+.2f} %' for value in numbers['diff_pct']])}. Yet with "
         f"{n} "
         f"pair{'s' if n != 1 else ''} no exact two-sided test can go below p = {least:.4g}.{spread} The requests "
         f"inside a "

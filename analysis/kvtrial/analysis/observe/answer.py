@@ -22,13 +22,14 @@ from kvtrial.analysis.observe.lengths import output_lengths
 from kvtrial.analysis.observe.logs import EARLIER_LIFE, Log, log_findings, told_by
 from kvtrial.analysis.observe.pages import Pages, caveats, several
 from kvtrial.analysis.observe.preemption import preemption
-from kvtrial.analysis.observe.queue import deadlock, deferred_behind_load, flow, queueing
+from kvtrial.analysis.observe.queue import deadlock, deferred_behind_load, flow, queueing, stalled
 from kvtrial.analysis.observe.settle import Experiment, experiment_for
 from kvtrial.analysis.observe.tier import tier
 from kvtrial.analysis.observe.usable import counter_reset, requests_missing
 from kvtrial.analysis.observe.wanted import neighbours
 from kvtrial.analysis.observe.window import Window, exports_connector
 from kvtrial.record.observed import HostFacts
+from kvtrial.record.versions import hazards_not_read, outside_read_range
 
 Verdict = Literal["report", "INVALID", "error"]
 
@@ -47,6 +48,8 @@ ORDER = (
     "server_does_not_answer",
     "server_asleep",
     "scheduler_deadlock",
+    "engine_stalled",
+    "standstill_unknown",
     "parsed_per_model_and_engine",
     "parsed_with_caveats",
     "version_hazard_preemption_cascade",
@@ -59,6 +62,7 @@ ORDER = (
     "preemption_intermittent",
     "preemption_shape_unknown",
     "deferred_behind_load",
+    "requests_deferred",
     "mixed_interfaces",
     "tier_below_one_block",
     "obsolete_key",
@@ -154,8 +158,17 @@ def observe(
         [hazard for hazard in known if hazard.state != "possible"],
         [hazard.id for hazard in known if hazard.state == "possible"],
         None if refused else experiment_for(_open(found), share),
-        pages.notes if pages is not None else [],
+        _notes(pages, (configuration.version if configuration else None) or version),
     )
+
+
+def _notes(pages: Pages | None, version: str | None) -> list[str]:
+    notes = list(pages.notes) if pages is not None else []
+    if version is None or (unread := hazards_not_read(version)) is None:
+        return notes
+    beyond = outside_read_range(version) or ""
+    said = any(note.startswith(beyond) for note in notes)
+    return [*notes, unread if said else f"{beyond} {unread}"]
 
 
 def _does_not_answer(silent: str, log: Log | None) -> Finding:
@@ -175,7 +188,7 @@ def _beside_pages(of_log: list[Finding], pages: Pages | None) -> list[Finding]:
     if pages is None:
         return of_log
     # A machine that was taken away is told by a line of its own, which counts nothing that runs.
-    of_queues = ("not_preemption", "deferred_behind_load", "preemption_unknown")
+    of_queues = ("not_preemption", "deferred_behind_load", "preemption_unknown", "standstill_unknown")
     queue = [one for one in of_log if one.class_ in of_queues and "running" in one.numbers]
     return [one for one in of_log if one.class_ not in ("idle", "no_fault_seen") and one not in queue]
 
@@ -194,6 +207,9 @@ def in_order(found: Sequence[Finding]) -> list[Finding]:
         rank[apart.class_] = rank["preemption_shape_unknown"] - 0.5
     others = [finding for finding in found if finding.class_ not in _AT_THE_END]
     kept = others or list(found)
+    if others and all(one.about == EARLIER_LIFE and "did not start" in one.reason for one in others):
+        # What it does now names the answer; that it did not start once is said beside it.
+        kept = list(found)
     if others and all(finding.class_ == "not_preemption" and finding.severity == "info" for finding in others):
         # An old count names the answer, and that nobody asks anything now is said beside it.
         kept = list(found)
@@ -240,7 +256,7 @@ def _of_pages(
 
 
 def _of_window(window: Window, told: Any) -> Iterator[Finding]:
-    stuck = list(deadlock(window))
+    stuck = list(deadlock(window)) or list(stalled(window))
     yield from stuck
     if stuck:
         return

@@ -12,6 +12,7 @@ import yaml
 
 from kvtrial.analysis.check import check_launches
 from kvtrial.analysis.launch_arm import Backend, read_arm
+from kvtrial.analysis.launch_file import refuse_number_as_version
 from kvtrial.analysis.observe.capacity import Told
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.record.errors import UnusableInput
@@ -199,6 +200,7 @@ def _of_arms(path: Path, raw: Mapping[str, Any], arm: str | None, connector: boo
         raise UnusableInput(f"{path} has no arm {arm!r}; it has {', '.join(names)}.")
     chosen = arm or (names[0] if len(names) == 1 else None)
     vllm = raw.get("vllm") if isinstance(raw.get("vllm"), dict) else {}
+    refuse_number_as_version(vllm or {})
     version = str(vllm["version"]) if vllm and "version" in vllm else None
     if chosen is None:
         told = {name: configured_connector(_of(name, _args(path, name, arms[name]), {}, {}), version) for name in names}

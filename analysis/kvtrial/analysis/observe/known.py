@@ -12,7 +12,7 @@ from kvtrial.record.hazardfacts import host_facts, page_facts
 from kvtrial.record.hazards import hazards_sighted
 from kvtrial.record.observed import HostFacts
 from kvtrial.record.predicates import Facts
-from kvtrial.record.versions import outside_read_range
+from kvtrial.record.versions import NEWEST_READ, is_newer_than_read, outside_read_range
 
 _OF_HOST = ("ram_total_bytes", "ram_available_bytes", "dev_shm_total_bytes", "dev_shm_free_bytes", "driver_version")
 
@@ -43,14 +43,18 @@ def hazards_here(
 ) -> list[HazardHere]:
     """Hazards of one server, those seen first; none where neither its version nor its configuration is known.
 
-    A log or pages alone name no configuration: what they show has findings of its own.
+    A log alone names no configuration: what it shows has findings of its own. Of a version newer than those read, the
+    hazards of the newest read are possible, and no more.
     """
     stated = (configuration.version if configuration else None) or version
-    if stated is None or outside_read_range(stated) or (configuration is None and pages is None):
+    newer = stated is not None and is_newer_than_read(stated)
+    if stated is None or (outside_read_range(stated) and not newer):
+        return []
+    if configuration is None and pages is None and not newer:
         return []
     launch = configuration.launch if configuration is not None and configuration.launch.argv else None
     found = hazards_sighted(
-        stated,
+        NEWEST_READ if newer else stated,
         launch,
         _facts(pages, facts, launch is None),
         log.text.splitlines() if log is not None else (),
@@ -60,7 +64,7 @@ def hazards_here(
     here = [
         HazardHere(
             one.hazard.id,
-            one.state,
+            "possible" if newer else one.state,
             one.state == "guarded",
             one.hazard.action,
             one.hazard.about,

@@ -16,6 +16,8 @@ from kvtrial.record.errors import UnusableInput
 MOST_BYTES = 64 * 2**20
 LEAST_SECONDS_FOR_FOUR_READS = 45.0
 _TIMEOUT_SECONDS = 10.0
+MOST_SECONDS_A_PAGE = 30.0
+"""For a whole page: a server that sends a byte now and then keeps within every single time-out."""
 
 
 class NoAnswer(UnusableInput):
@@ -59,7 +61,14 @@ def watch(
         for number in range(1, count):
             # To the second of the plan, not after the last answer: a slow page must not stretch the window.
             sleep(max(0.0, began + number * step - time.monotonic()))
-            pages.append((f"page {number + 1}", _page(client, base)))
+            try:
+                pages.append((f"page {number + 1}", _page(client, base)))
+            except NoAnswer as error:
+                later = time.monotonic() - began
+                raise NoAnswer(
+                    f"{base} answered at the start ({number} of {count} pages) and not {later:.0f} s later, so it "
+                    f"died, was stopped or hangs within the window: {error}"
+                ) from None
         took = time.monotonic() - began
     interval = step if transport is not None else took / (count - 1)
     return Seen(pages, round(interval, 3), version, models, notes)
@@ -81,11 +90,17 @@ def base_of(url: str) -> str:
 
 def _page(client: httpx.Client, base: str) -> str:
     address = f"{base}/metrics"
+    began = time.monotonic()
     try:
         with client.stream("GET", address) as response:
             body = bytearray()
             for part in response.iter_bytes():
                 body += part
+                if time.monotonic() - began > MOST_SECONDS_A_PAGE:
+                    raise NoAnswer(
+                        f"{address} has sent {len(body)} bytes in {MOST_SECONDS_A_PAGE:g} s and not the whole page; is "
+                        "the server overloaded or stuck? Its log says more (--log FILE)."
+                    )
                 if len(body) > MOST_BYTES:
                     raise UnusableInput(
                         f"{address} sends more than {MOST_BYTES // 2**20} MiB; a vLLM server's page has some hundred "

@@ -1,9 +1,10 @@
 """What the engine's periodic log lines show: a standstill, preemptions by interval, a queue, nothing. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.preemption import PRESSURE_SHARE
+from kvtrial.analysis.observe.queue import STALL_LEAST_SECONDS
 from kvtrial.analysis.observe.shapes import LEAST_INTERVALS, shape_of
 from kvtrial.analysis.observe.words import listed, seconds, span, whole
 from kvtrial.record.statuslines import StatusLine, interval_seconds
@@ -14,11 +15,26 @@ DEFERRED_LEAST = 2
 
 def longest_stuck(lines: list[StatusLine]) -> list[StatusLine]:
     """The longest row of lines on which nothing runs, requests wait and no token comes."""
+    return _longest(lines, lambda line: line.running == 0 and (line.waiting or 0) > 0)
+
+
+def longest_stalled(lines: list[StatusLine]) -> list[StatusLine]:
+    """The longest row of lines on which requests run and no token comes."""
+    return _longest(lines, lambda line: (line.running or 0) > 0 and not line.preemptions)
+
+
+def is_stalled(lines: list[StatusLine]) -> bool:
+    """Whether such a row is longer than a long prefill takes."""
+    run = longest_stalled(lines)
+    return len(run) >= STUCK_LEAST_LINES and len(run) * interval_seconds(lines) >= STALL_LEAST_SECONDS
+
+
+def _longest(lines: list[StatusLine], state: Callable[[StatusLine], bool]) -> list[StatusLine]:
     best: list[StatusLine] = []
     run: list[StatusLine] = []
     for line in lines:
         still = not line.prompt_tokens_per_second and not line.generation_tokens_per_second
-        if line.running == 0 and (line.waiting or 0) > 0 and still:
+        if still and state(line):
             run.append(line)
             best = run if len(run) > len(best) else best
         else:
@@ -30,7 +46,7 @@ def by_lines(status: dict[str, list[StatusLine]]) -> Iterator[Finding]:
     """Findings of the periodic lines, engine by engine; none for an engine that stands still."""
     for engine, lines in status.items():
         about = f"engine {engine}" if len(status) > 1 else None
-        if len(longest_stuck(lines)) >= STUCK_LEAST_LINES:
+        if len(longest_stuck(lines)) >= STUCK_LEAST_LINES or is_stalled(lines):
             continue
         preempted = [line.preemptions or 0.0 for line in lines]
         usage = [line.kv_usage_percent for line in lines if line.kv_usage_percent is not None]
@@ -41,6 +57,8 @@ def by_lines(status: dict[str, list[StatusLine]]) -> Iterator[Finding]:
         deferred = max((line.deferred or 0.0) for line in lines)
         if sum(preempted):
             yield _preempting(lines, preempted, usage, running, waiting, about)
+        elif lines[-1] in (*longest_stuck(lines), *longest_stalled(lines)):
+            yield _standing(lines, about)
         elif any(queued) or deferred >= DEFERRED_LEAST:
             yield _queueing(lines, usage, running, waiting, about)
         elif max(waiting) == 0 and not any(line.generation_tokens_per_second for line in lines[1:] or lines):
@@ -64,6 +82,20 @@ def by_lines(status: dict[str, list[StatusLine]]) -> Iterator[Finding]:
                 "Nothing.",
                 about=about,
             )
+
+
+def _standing(lines: list[StatusLine], about: str | None) -> Finding:
+    last = lines[-1]
+    return Finding(
+        "standstill_unknown",
+        "warn",
+        f"The log ends on 0 tokens/s with Running {whole(last.running or 0)}, Waiting {whole(last.waiting or 0)}: "
+        "whether the engine stands still is unknown from so few lines; a load or a long prefill looks the same.",
+        {"lines": len(lines), "running": last.running, "waiting": last.waiting},
+        f"Look longer: at least {STUCK_LEAST_LINES} such lines ({STALL_LEAST_SECONDS:g} s), or --url with --window 60.",
+        "unknown",
+        about,
+    )
 
 
 def _preempting(

@@ -9,10 +9,10 @@ import msgspec
 from kvtrial.analysis.observe.capacity import Told
 from kvtrial.analysis.observe.configuration import configuration_of_log, told_by_configuration
 from kvtrial.analysis.observe.deadlocks import known_deadlocks, named
-from kvtrial.analysis.observe.finding import Finding
-from kvtrial.analysis.observe.loglines import STUCK_LEAST_LINES, by_lines, longest_stuck
+from kvtrial.analysis.observe.finding import Confidence, Finding
+from kvtrial.analysis.observe.loglines import STUCK_LEAST_LINES, by_lines, is_stalled, longest_stalled, longest_stuck
 from kvtrial.analysis.observe.words import plural, span, whole
-from kvtrial.record.enginelog import Diagnosis, EngineFacts, diagnose, engine_facts
+from kvtrial.record.enginelog import Diagnosis, EngineFacts, diagnose, engine_facts, without_request_texts
 from kvtrial.record.hazards import watch_log
 from kvtrial.record.oom import MemoryCounters, tell_apart
 from kvtrial.record.statuslines import StatusLine, interval_seconds, status_lines
@@ -25,6 +25,11 @@ _MACHINE_PREEMPTION = re.compile(
 _CPU_ENGINE = re.compile(r"CPU KV cache (?:size|usage)|device_config=cpu\b")
 _SERVES = re.compile(r"Application startup complete|Avg prompt throughput")
 EARLIER_LIFE = "an earlier life of the server"
+_START_FAILED = re.compile(r"Engine core initialization failed|EngineCore failed to start")
+_START_BEGAN = re.compile(r"Initializing a V1 LLM engine|Starting to load model|Loading safetensors")
+_LESS_BESIDE = (
+    "Leave more memory beside the KV cache (smaller --kv-cache-memory-bytes or --max-num-batched-tokens) in all arms."
+)
 _NO_COUNTERS = MemoryCounters(None, None, None)
 
 
@@ -50,6 +55,7 @@ class Log(msgspec.Struct, frozen=True):
 
 def read_log(text: str, version: str | None = None) -> Log:
     """Read a log; `version` is what is known from elsewhere, and counts only where the log names none."""
+    text = without_request_texts(text)
     facts = engine_facts(text)
     known = facts.engine_version or version
     usable = known if known is None or outside_read_range(known) is None else None
@@ -62,9 +68,10 @@ def log_findings(log: Log) -> Iterator[Finding]:
     yield from _machine_preempted(log)
     yield from _dead(log)
     yield from _stuck(log)
+    yield from _stalled(log)
     yield from _not_pinned(log)
     yield from _watched(log)
-    if log.diagnosis is None or _serves_again(log, log.diagnosis.line_number) is not None:
+    if log.diagnosis is None or _serves_again(log, log.diagnosis) is not None:
         yield from by_lines(log.status)
         yield from _nothing_periodic(log)
 
@@ -107,6 +114,9 @@ def _dead(log: Log) -> Iterator[Finding]:
     found = log.diagnosis
     if found is None:
         return
+    confidence: Confidence = "seen"
+    if found.id == "cuda_oom_at_start" and not _START_FAILED.search(log.text):
+        found, confidence = _oom_of_excerpt(log, found)
     said = [found.cause]
     before = [line for line in log.lines if line.line_number < found.line_number]
     numbers: dict[str, Any] = {**found.numbers, "line": found.line_number}
@@ -126,7 +136,7 @@ def _dead(log: Log) -> Iterator[Finding]:
         said.append(
             "The engine is dead by it (EngineDeadError): every request fails from then on, and the run is invalid."
         )
-    again = _serves_again(log, found.line_number)
+    again = _serves_again(log, found)
     if again is not None:
         said.append(f"The server was started again after it and serves since (line {again}).")
         numbers["served_again_line"] = again
@@ -137,17 +147,36 @@ def _dead(log: Log) -> Iterator[Finding]:
         " ".join(part for part in said if part),
         numbers,
         found.fix,
-        about=None if again is None else EARLIER_LIFE,
+        confidence,
+        None if again is None else EARLIER_LIFE,
     )
 
 
-def _serves_again(log: Log, failed_line: int) -> int | None:
+def _oom_of_excerpt(log: Log, found: Diagnosis) -> tuple[Diagnosis, Confidence]:
+    """An out-of-memory error of the GPU with no line that says whether the server had started."""
+    if "EngineDeadError" in log.text:
+        cause = "The GPU ran out of memory while serving: the engine died of it (EngineDeadError), which a start can't."
+        return msgspec.structs.replace(found, class_="cuda_oom_runtime", cause=cause, fix=_LESS_BESIDE), "inferred"
+    if _START_BEGAN.search(log.text):
+        return found, "inferred"
+    cause = (
+        "The GPU ran out of memory; whether at start or while serving is unknown: these lines hold neither the start "
+        "nor its failure."
+    )
+    fix = f"Give the log from the start on. Look for another process on the GPU with nvidia-smi. {_LESS_BESIDE}"
+    return msgspec.structs.replace(found, class_="cuda_oom_runtime", cause=cause, fix=fix), "unknown"
+
+
+def _serves_again(log: Log, failed: Diagnosis) -> int | None:
     """The line after a failure on which a new start serves; None where there is none.
 
-    The dying server's own last lines don't count: a start of an engine must lie between.
+    The dying server's own last lines don't count: a start of an engine must lie between. One that did not start has
+    none.
     """
     lines = log.text.splitlines()
-    started = next((n for n in range(failed_line, len(lines)) if "Initializing a V1 LLM engine" in lines[n]), None)
+    at = failed.line_number
+    of_start = "did not start" in failed.cause
+    started = next((n for n in range(at, len(lines)) if of_start or "Initializing a V1 LLM engine" in lines[n]), None)
     if started is None:
         return None
     return next((n + 1 for n in range(started, len(lines)) if _SERVES.search(lines[n])), None)
@@ -207,11 +236,45 @@ def _stuck(log: Log) -> Iterator[Finding]:
                 "health_200": health,
                 "known": [hazard.id for hazard in known],
             },
-            "Keep the log and two scrapes of /metrics, then restart the server; what was measured since is invalid. "
-            "0.23 "
-            "and newer for the first cause, 0.31 and newer for the one after an asynchronous load. Watch running = 0 "
-            "with "
-            "waiting > 0 instead of /health.",
+            (
+                "Keep the log; what was measured meanwhile is invalid. "
+                if ended
+                else "Keep the log and two scrapes of /metrics, then restart the server; what was measured since is "
+                "invalid. "
+            )
+            + "0.23 and newer for the first cause, 0.31 and newer for the one after an asynchronous load. Watch "
+            "running = 0 with waiting > 0 instead of /health.",
+        )
+
+
+def _stalled(log: Log) -> Iterator[Finding]:
+    for engine, lines in log.status.items():
+        if not is_stalled(lines):
+            continue
+        run = longest_stalled(lines)
+        each = interval_seconds(lines)
+        ended = run[-1] is not lines[-1]
+        yield Finding(
+            "engine_stalled",
+            "warn",
+            f"The engine stands still with requests in its batch: Running {span([line.running or 0 for line in run])}, "
+            f"Waiting {span([line.waiting or 0 for line in run])}, 0 tokens/s for {len(run)} log lines "
+            f"({len(run) * each:.0f} s). That is no queue and no shortage: a worker or a collective that hangs looks "
+            "like this, and so does one very long prefill, whose tokens are counted when it ends."
+            + (" It ended by itself." if ended else ""),
+            {
+                "lines": len(run),
+                "seconds": len(run) * each,
+                "running": run[-1].running,
+                "waiting": run[-1].waiting,
+                "first_line": run[0].line_number,
+            },
+            "Look at what was asked for then (one very long prompt?); what was measured meanwhile is invalid."
+            if ended
+            else "Keep the log and the stacks of the engine's processes (py-spy dump), then restart the server; what "
+            "was measured since is invalid.",
+            "inferred",
+            f"engine {engine}" if len(log.status) > 1 else None,
         )
 
 
@@ -240,7 +303,9 @@ def _watched(log: Log) -> Iterator[Finding]:
     hits = [
         hit
         for hit in watch_log(log.text.splitlines(), log.version)
-        if hit.hazard not in diagnosed and (log.diagnosis is None or not hit.hazard.startswith("shm-"))
+        if hit.hazard not in diagnosed
+        and (log.diagnosis is None or hit.line_number != log.diagnosis.line_number)
+        and (log.diagnosis is None or not hit.hazard.startswith("shm-"))
     ]
     for hazard in dict.fromkeys(hit.hazard for hit in hits):
         same = [hit for hit in hits if hit.hazard == hazard]

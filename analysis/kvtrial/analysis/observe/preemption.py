@@ -44,14 +44,16 @@ def preemption(window: Window) -> Iterator[Finding]:
     elif (engine := _one_engine(window, count)) is not None:
         yield _on_one_engine(window, count, engine, numbers)
     reset = window.rise("http_reset_prefix_cache_calls") or 0.0
-    if (sign := _no_pressure(window, per_interval, reset)) is not None:
+    if _nothing_ran(window, per_interval):
+        yield _unshaped(window, count, per_interval, "unknown", numbers, reset, idle=True)
+    elif (sign := _no_pressure(window, per_interval)) is not None:
         yield _not_from_pressure(window, count, reset, sign, numbers)
     elif shape == "burst":
         yield _burst(window, count, per_interval, numbers)
     elif shape == "continuous":
         yield _continuous(window, count, per_interval, numbers)
     else:
-        yield _unshaped(window, count, per_interval, shape, numbers)
+        yield _unshaped(window, count, per_interval, shape, numbers, reset)
 
 
 def _one_engine(window: Window, count: float) -> str | None:
@@ -107,21 +109,31 @@ def _pressure(window: Window) -> str:
     return f"KV usage is up to {percent(top)}{at}"
 
 
-def _no_pressure(window: Window, per_interval: Sequence[float], reset: float) -> str | None:
+def _around(per_interval: Sequence[float]) -> list[int]:
+    """Pages at both ends of the intervals in which there were preemptions."""
+    active = [index for index, count in enumerate(per_interval) if count > 0]
+    return sorted({page for index in active for page in (index, index + 1)})
+
+
+def _nothing_ran(window: Window, per_interval: Sequence[float]) -> bool:
+    """Whether the pages around the preemptions were read while nothing ran: their KV usage says nothing then."""
+    running = window.gauge("requests_running")
+    if window.since_start or len(running) != len(window.readings):
+        return False
+    return not any(running[page] for page in _around(per_interval))
+
+
+def _no_pressure(window: Window, per_interval: Sequence[float]) -> str | None:
     """Why the preemptions can't come from a full KV cache, or None where they may."""
     usage = window.gauge("kv_cache_usage_share")
     if len(usage) != len(window.readings) or window.since_start:
         return None
-    active = [index for index, count in enumerate(per_interval) if count > 0]
-    around = {page for index in active for page in (index, index + 1)}
-    near = [usage[page] for page in sorted(around)]
+    near = [usage[page] for page in _around(per_interval)]
     capacity = window.gauge("requests_waiting_capacity") or window.gauge("requests_waiting")
     queue, ttft = window.mean("queue_seconds"), window.mean("ttft_seconds")
     queued = max(capacity, default=0.0) > 0 or (queue is not None and ttft is not None and queue > 0.1 * ttft)
     if max(near) >= PRESSURE_SHARE:
         return None
-    if reset:
-        return f"/reset_prefix_cache was called {plural(reset, 'time')} in the window"
     if queued and len(per_interval) < LEAST_INTERVALS:
         # Two pages far apart can have a full cache between them, and the queue says that they had.
         return None
@@ -135,18 +147,27 @@ def _not_from_pressure(window: Window, count: float, reset: float, sign: str, nu
     return Finding(
         "preemption_not_from_kv_pressure",
         "warn",
-        f"{_counted(window, count, numbers)}, and they don't come from a full KV cache: {sign}; KV usage is "
+        f"{_counted(window, count, numbers)}, and they hardly come from a full KV cache: {sign}; KV usage is "
         f"{span([100 * share for share in usage])} % over the window"
         + (f", {span(running)} running" if running else "")
         + ". POST /reset_prefix_cache with reset_running_requests=true preempts every running request and counts "
-        "each, which looks just like this.",
+        f"each, which looks just like this{_reset_called(reset)}.",
         {**numbers, "reset_calls": reset, "kv_usage": usage},
         "Don't resize anything on this. Look in the access log for who calls /reset_prefix_cache (a benchmark script, "
         "a "
         "training loop that swaps weights), and keep it off a server in service."
         + ("" if reset else " Scrape more often (every 5 s): a short rise of KV usage between two pages is not seen."),
-        "seen" if reset else "inferred",
+        "inferred",
         window.about,
+    )
+
+
+def _reset_called(reset: float) -> str:
+    if not reset:
+        return ""
+    return (
+        f"; /reset_prefix_cache was called {plural(reset, 'time')} in the window, and whether with "
+        "reset_running_requests the page does not tell (a plain call preempts nobody)"
     )
 
 
@@ -218,10 +239,23 @@ def _cap(window: Window, running: Sequence[float], waiting: Sequence[float]) -> 
 
 
 def _unshaped(
-    window: Window, count: float, per_interval: Sequence[float], shape: Shape, numbers: dict[str, Any]
+    window: Window,
+    count: float,
+    per_interval: Sequence[float],
+    shape: Shape,
+    numbers: dict[str, Any],
+    reset: float,
+    idle: bool = False,
 ) -> Finding:
     confidence: Confidence = "seen"
-    if window.since_start:
+    if idle:
+        said = (
+            "nothing ran when the pages around them were read, so neither their shape nor the KV usage at that time "
+            "is known"
+        )
+        do = "Take pages every 5 to 15 s while requests run, before anything is changed."
+        confidence = "unknown"
+    elif window.since_start:
         said = "one page alone holds everything since the start: whether it happened today can't be known"
         do = "Give a second page, some minutes later: --metrics first.prom second.prom."
         confidence = "unknown"
@@ -238,8 +272,10 @@ def _unshaped(
     return Finding(
         f"preemption_{'shape_unknown' if shape == 'unknown' else shape}",
         "warn",
-        f"{_counted(window, count, numbers)}; {said}. {_pressure(window)}.",
-        numbers,
+        f"{_counted(window, count, numbers)}; {said}. {_pressure(window)}"
+        + (f". One possibility is a reset of the running requests{_reset_called(reset)}" if reset else "")
+        + ".",
+        {**numbers, "reset_calls": reset} if reset else numbers,
         do,
         confidence,
         window.about,

@@ -16,6 +16,10 @@ LOOKUP_SHARE_OF_TTFT = 0.25
 LOOKUP_LEAST_SECONDS = 0.05
 QUEUE_SHARE_OF_TTFT = 0.2
 QUEUE_LEAST_SECONDS = 0.1
+DEADLOCK_LEAST_SECONDS = 10.0
+"""Under this a load in progress looks the same."""
+STALL_LEAST_SECONDS = 30.0
+"""Under this a long prefill looks the same: its tokens are counted when it ends."""
 
 
 def deadlock(window: Window) -> Iterator[Finding]:
@@ -28,6 +32,9 @@ def deadlock(window: Window) -> Iterator[Finding]:
         return
     if window.last.values.get("engine_awake") == 0:
         yield _asleep(window, waiting)
+        return
+    if window.seconds is not None and window.seconds < DEADLOCK_LEAST_SECONDS:
+        yield _too_short(window, running, waiting, "a load in progress looks the same", DEADLOCK_LEAST_SECONDS)
         return
     capacity, deferred = (window.last.values.get(f"requests_waiting_{reason}") for reason in ("capacity", "deferred"))
     usage = window.last.values.get("kv_cache_usage_share")
@@ -57,7 +64,58 @@ def deadlock(window: Window) -> Iterator[Finding]:
         "Keep the log and these pages, then restart the server; what was measured since is invalid. 0.23 and newer for "
         "the first cause, 0.31 and newer for the one after a load. Watch running = 0 with waiting > 0 instead of "
         "/health.",
-        "seen" if window.seconds is None or window.seconds >= 30 else "inferred",
+        "seen" if window.seconds is not None and window.seconds >= STALL_LEAST_SECONDS else "inferred",
+        window.about,
+    )
+
+
+def stalled(window: Window) -> Iterator[Finding]:
+    """Requests run on every page, and no counter of work moves over the whole window."""
+    running, waiting = window.gauge("requests_running"), window.gauge("requests_waiting")
+    if window.since_start or len(running) != len(window.readings) or min(running) < 1:
+        return
+    tokens = window.rise("generation_tokens"), window.rise("prompt_tokens")
+    moved = (window.finished, window.rise("preemptions"), window.rise("load_bytes"), window.rise("store_bytes"))
+    if None in tokens or any(tokens) or any(moved):
+        return
+    if window.seconds is None or window.seconds < STALL_LEAST_SECONDS:
+        yield _too_short(window, running, waiting, "a long prefill looks the same", STALL_LEAST_SECONDS)
+        return
+    usage = window.last.values.get("kv_cache_usage_share")
+    yield Finding(
+        "engine_stalled",
+        "warn",
+        f"The engine stands still with requests in its batch: running {span(running)}"
+        + (f", waiting {span(waiting)}" if waiting else "")
+        + f" on every page, and {window.during} no token was computed or generated and no request ended"
+        + (f"; KV usage {percent(usage)}" if usage is not None else "")
+        + ". That is no queue and no shortage. A worker or a collective that hangs looks like this, and so does one "
+        "prefill longer than the window, whose tokens are counted when it ends. /health may answer 200 all the same.",
+        {
+            "running": running,
+            "waiting": waiting,
+            "generation_tokens_delta": 0,
+            "prompt_tokens_delta": 0,
+            "kv_usage": usage,
+            "window_seconds": window.seconds,
+        },
+        "Read two more pages a minute later. If they are flat still: keep the log and the pages, take the stacks of "
+        "the engine's processes (py-spy dump), then restart the server; what was measured since is invalid.",
+        "inferred",
+        window.about,
+    )
+
+
+def _too_short(window: Window, running: list[float], waiting: list[float], alike: str, least: float) -> Finding:
+    return Finding(
+        "standstill_unknown",
+        "warn",
+        f"No token came {window.during}, with running {span(running)} and waiting "
+        f"{span(waiting) if waiting else 'unknown'}: whether the engine stands still is unknown from so short a "
+        f"window; {alike}.",
+        {"running": running, "waiting": waiting, "generation_tokens_delta": 0, "window_seconds": window.seconds},
+        f"Look longer: pages at least {least:g} s apart, with --interval, or --url with --window 60.",
+        "unknown",
         window.about,
     )
 
@@ -94,7 +152,11 @@ def deferred_behind_load(window: Window) -> Iterator[Finding]:
     )
     # A request that waits for a load of its own is deferred, too: one alone, now and then, is how a tier works.
     seen_often = sum(1 for value in deferred if value >= 1) >= DEFERRED_PAGES or max(deferred) >= DEFERRED_LEAST
-    if not exports_connector(window) or not (seen_often or (slow and max(deferred) >= 1)):
+    if not exports_connector(window):
+        if max(deferred) >= 1:
+            yield _deferred_otherwise(window, deferred)
+        return
+    if not (seen_often or (slow and max(deferred) >= 1)):
         return
     usage, capacity = window.gauge("kv_cache_usage_share"), window.gauge("requests_waiting_capacity")
     load, running = window.rise("load_bytes"), window.gauge("requests_running")
@@ -131,6 +193,22 @@ def deferred_behind_load(window: Window) -> Iterator[Finding]:
         "beginning from arriving together while it is loaded, or keep that beginning in the GPU cache.",
         "seen" if slow or (load or 0) > 0 else "inferred",
         window.about,
+    )
+
+
+def _deferred_otherwise(window: Window, deferred: list[float]) -> Finding:
+    running = window.gauge("requests_running")
+    return Finding(
+        "requests_deferred",
+        "warn",
+        f"{span(deferred)} requests are deferred on the pages"
+        + (f", {span(running)} running" if running else "")
+        + ", and the page exports no series of the OffloadingConnector. Deferred means a passing constraint other than "
+        "room (a LoRA budget, a grammar that is compiled, a KV transfer of another connector), not a full KV cache.",
+        {"deferred": max(deferred), "deferred_by_page": deferred, "running": span(running) if running else None},
+        "Look which of these the server uses (--max-loras, structured outputs, another connector) before anything is "
+        "resized.",
+        about=window.about,
     )
 
 
