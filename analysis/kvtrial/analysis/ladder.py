@@ -1,5 +1,6 @@
 """A host's ladder: levels in numbers, the measured onset beside the predicted one, objectives, what runs out. Pure."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean, median
@@ -384,10 +385,14 @@ def _keeps(value: float | None, limit: float | None) -> bool:
 
 
 def first_out(levels: Sequence[Level], max_running: int | None) -> tuple[OutOf, int | None, str]:
-    """The resource that runs out first on the way up: what, at which level, and by which numbers."""
-    for before, level in zip([None, *levels], levels, strict=False):
+    """The resource that runs out first on the way up: what, at which level, and by which numbers.
+
+    Compute: throughput is flat, no higher level has more, and the level does its requests in fewer rounds. Two levels
+    with as many rounds (20 requests at 7 and at 9 in flight: three) take as long each, whatever is left.
+    """
+    for number, (before, level) in enumerate(zip([None, *levels], levels, strict=False)):
         used = level.kv_used_share_peak
-        shown = "KV use not seen" if used is None else f"KV use {used:.0%} at its peak"
+        shown = "KV use not seen" if used is None else f"KV use {used:.0%} in its highest sample"
         waiting = level.waiting_peak or 0
         if level.preemptions:
             count = f"{level.preemptions} preemption{'s' if level.preemptions > 1 else ''}"
@@ -396,10 +401,20 @@ def first_out(levels: Sequence[Level], max_running: int | None) -> tuple[OutOf, 
             return "sequences", level.concurrency, f"max-num-seqs {max_running}, {waiting:.0f} waiting, {shown}"
         if waiting and used is not None and used >= FULL_SHARE:
             return "KV cache", level.concurrency, f"{waiting:.0f} waiting without a preemption, {shown}"
-        gain = _gain(before, level)
-        if gain is not None and gain < FLAT_GAIN:
-            return "compute", level.concurrency, f"throughput ×{gain:.2f} against the level before, {shown}"
-    return "nothing yet", None, "throughput still grows at the highest level, and nothing waits or is preempted"
+        gains = [_gain(before, later) for later in levels[number:]]
+        if (
+            before is not None
+            and _rounds(level) < _rounds(before)
+            and all(gain is not None and gain < FLAT_GAIN for gain in gains)
+        ):
+            more = ", and no higher level has more" if len(gains) > 1 else ", and no higher level was sent"
+            return "compute", level.concurrency, f"throughput ×{gains[0]:.2f} against the level before{more}, {shown}"
+    return "nothing yet", None, "throughput is not shown to have stopped growing, and nothing waits or is preempted"
+
+
+def _rounds(level: Level) -> int:
+    """How many times in a row a level's client has that many in flight, until a run's requests are sent."""
+    return math.ceil(level.requests / max(1, level.runs) / level.concurrency)
 
 
 def _gain(before: Level | None, level: Level) -> float | None:
