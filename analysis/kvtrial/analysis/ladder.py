@@ -34,7 +34,7 @@ from kvtrial.record.verdict import ComparisonResult, Moved
 
 GIB = 2**30
 BURST_SHARE = 0.2
-"""Preemptions that all lie within this share of a level's time are one burst."""
+"""Preempted requests that all return within this share of a level's time do so in one burst."""
 FULL_SHARE = 0.9
 """KV use from which on the cache is called full: the last blocks are seldom free for a whole request."""
 FLAT_GAIN = 1.03
@@ -253,7 +253,10 @@ def _aborted(phases: Sequence[PhaseRecord]) -> int:
 
 
 def pattern_of(phases: Sequence[PhaseRecord]) -> Pattern:
-    """How the preemptions of a level lie in time: in one burst in every run that has some, or all along."""
+    """How the preempted requests of a level return: in one burst in every run that has some, or all along.
+
+    The counter rises with the next output of a preempted request, so what it dates is the return.
+    """
     spans = []
     for phase in phases:
         if not (risen([phase], "preemptions") or 0):
@@ -270,7 +273,7 @@ def pattern_of(phases: Sequence[PhaseRecord]) -> Pattern:
             rises.append((seen[-1].seconds, phase.seconds))
         if not seen or not phase.seconds:
             return "not seen"
-        # The first preemption lies within the first rise and the last within the last one.
+        # The first return lies within the first rise and the last within the last one.
         spans.append(max(0.0, rises[-1][0] - rises[0][1]) / phase.seconds if len(rises) > 1 else 0.0)
     if not spans:
         return "none"

@@ -234,7 +234,7 @@ def test_compute_runs_out_where_throughput_stops_growing_and_nothing_waits(verdi
 
 
 def test_compute_did_not_run_out_where_a_higher_level_has_more_or_as_many_rounds_are_sent(verdict):
-    """On two H200: 20 requests at 7 and at 9 in flight are three rounds each, and 13 in flight had 1.8 times as much."""
+    """On two H200: 20 requests at 7 and at 9 in flight are three rounds each; 13 in flight had 1.4 times as much."""
 
     def at(levels):
         return [
