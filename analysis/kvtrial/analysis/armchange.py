@@ -104,7 +104,8 @@ def refuse_reserves(name: str, resolved: Protocol, works: Mapping[str, Protocol]
 
 def _answer_and_limit(protocol: Protocol) -> tuple[int | None, int | None]:
     """Tokens after which answers of a ladder's levels end, and the most that are asked for; None for what isn't set."""
-    phase = next((phase for phase in protocol.phases if is_level(protocol, phase.name)), None)
+    sent = protocol.ladder.phase if protocol.ladder else None
+    phase = next((phase for phase in protocol.phases if phase.name == sent or is_level(protocol, phase.name)), None)
     if phase is None or not isinstance(phase.stop_after, int) or not isinstance(phase.max_tokens, int):
         return None, None
     return phase.stop_after, phase.max_tokens

@@ -32,11 +32,13 @@ from msgspec import Struct
 
 import kvtrial
 from kvtrial.analysis.answer import NO_RECORD, cause, ten_lines
+from kvtrial.analysis.compare import margin_of
 from kvtrial.analysis.inputs import Request, read_request
 from kvtrial.analysis.laddering import ladder_lines
+from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.plan import PROMPT_ONLY, findings, for_host, make_plan, requested_protocol
 from kvtrial.analysis.prices import Prices
-from kvtrial.analysis.protocols import is_path
+from kvtrial.analysis.protocols import is_path, with_sizes
 from kvtrial.analysis.stages import part_of, read_stopped, remember, stop_sentence, stopped_verdict
 from kvtrial.analysis.textfile import to_textfile
 from kvtrial.analysis.traces import TRACES_FOLDER, read_traces, trace_sentence
@@ -246,11 +248,18 @@ def announcement(request: Request, plan: Plan, resumed: Path | None, traces: Tra
                 f"{host.host}: {estimate.pairs} pairs can't reach p < .05, so the verdict can only be INCONCLUSIVE; "
                 f"6 pairs are the least that can prove anything."
             )
+        elif _is_difference(protocol):
+            lines.append(
+                f"{host.host}: the least effect that {estimate.pairs} pairs will find is not known beforehand, since "
+                f"nothing says how much the pairs will differ; BETTER needs the whole interval beyond the "
+                f"margin{_margin(protocol, request.hosts[host.host].sizes)}."
+            )
         else:
             lines.append(
                 f"{host.host}: the least effect that {estimate.pairs} pairs will find is a factor of "
                 f"{estimate.mde_ratio:.2f} (80 % power, pair noise {estimate.log_ratio_sd_assumed:g} assumed); that is "
-                f"against no difference: BETTER also needs the whole interval beyond the margin{_margin(protocol)}, so "
+                f"against no difference: BETTER also needs the whole interval beyond the "
+                f"margin{_margin(protocol, request.hosts[host.host].sizes)}, so "
                 f"a larger effect."
             )
         lines += ladder_lines(host)
@@ -268,12 +277,21 @@ def announcement(request: Request, plan: Plan, resumed: Path | None, traces: Tra
     return lines
 
 
-def _margin(protocol: Protocol) -> str:
-    """The margin of the deciding comparison in words, with a space in front; empty where it is no plain number."""
+def _is_difference(protocol: Protocol) -> bool:
+    return any(c.role == "primary" and c.effect_scale == "difference" for c in protocol.comparisons)
+
+
+def _margin(protocol: Protocol, sizes: dict[str, Any]) -> str:
+    """The margin of the deciding comparison on a host in words and with its unit, with a space in front."""
     primary = next((c for c in protocol.comparisons if c.role == "primary"), None)
-    if primary is None or isinstance(primary.margin, str):
+    if primary is None:
         return ""
-    return f" of {primary.margin * 100:g} %" if primary.effect_scale == "ratio" else f" of {primary.margin:g}"
+    margin = margin_of(primary, with_sizes(protocol, sizes))
+    return (
+        f" of {margin * 100:g} %"
+        if primary.effect_scale == "ratio"
+        else f" of {margin:g} {find_metric(primary.metric).unit}"
+    )
 
 
 def _create(results: Path, request: Request, plan: Plan, digest: str) -> Campaign:

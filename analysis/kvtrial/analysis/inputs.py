@@ -191,6 +191,8 @@ def _converted(raw: Any, shape: type[T], where: str) -> T:
         mend = f"the variable kvtrial_{variable}" if variable else "it"
         if allowed := _allowed(shape, steps):
             problem = f"allowed are {', '.join(allowed)}"
+        elif "unknown field" in problem and steps[:1] == ["objectives"]:
+            problem = f"{problem}; known are {', '.join(Objective.__struct_fields__)}"
         elif expected := _EXPECTED.match(problem):
             problem = f"it must be {' or '.join(_WORDS.get(word, word) for word in expected[1].split(' | '))}"
         raise UnusableInput(

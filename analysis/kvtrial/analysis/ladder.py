@@ -1,5 +1,6 @@
 """A host's ladder: levels in numbers, the measured onset beside the predicted one, objectives, what runs out. Pure."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from statistics import fmean, median
@@ -33,7 +34,7 @@ from kvtrial.record.verdict import ComparisonResult, Moved
 
 GIB = 2**30
 BURST_SHARE = 0.2
-"""Preemptions that all lie within this share of a level's time are one burst."""
+"""Preempted requests that all return within this share of a level's time do so in one burst."""
 FULL_SHARE = 0.9
 """KV use from which on the cache is called full: the last blocks are seldom free for a whole request."""
 FLAT_GAIN = 1.03
@@ -252,7 +253,10 @@ def _aborted(phases: Sequence[PhaseRecord]) -> int:
 
 
 def pattern_of(phases: Sequence[PhaseRecord]) -> Pattern:
-    """How the preemptions of a level lie in time: in one burst in every run that has some, or all along."""
+    """How the preempted requests of a level return: in one burst in every run that has some, or all along.
+
+    The counter rises with the next output of a preempted request, so what it dates is the return.
+    """
     spans = []
     for phase in phases:
         if not (risen([phase], "preemptions") or 0):
@@ -269,7 +273,7 @@ def pattern_of(phases: Sequence[PhaseRecord]) -> Pattern:
             rises.append((seen[-1].seconds, phase.seconds))
         if not seen or not phase.seconds:
             return "not seen"
-        # The first preemption lies within the first rise and the last within the last one.
+        # The first return lies within the first rise and the last within the last one.
         spans.append(max(0.0, rises[-1][0] - rises[0][1]) / phase.seconds if len(rises) > 1 else 0.0)
     if not spans:
         return "none"
@@ -384,10 +388,14 @@ def _keeps(value: float | None, limit: float | None) -> bool:
 
 
 def first_out(levels: Sequence[Level], max_running: int | None) -> tuple[OutOf, int | None, str]:
-    """The resource that runs out first on the way up: what, at which level, and by which numbers."""
-    for before, level in zip([None, *levels], levels, strict=False):
+    """The resource that runs out first on the way up: what, at which level, and by which numbers.
+
+    Compute: throughput is flat, no higher level has more, and the level does its requests in fewer rounds. Two levels
+    with as many rounds (20 requests at 7 and at 9 in flight: three) take as long each, whatever is left.
+    """
+    for number, (before, level) in enumerate(zip([None, *levels], levels, strict=False)):
         used = level.kv_used_share_peak
-        shown = "KV use not seen" if used is None else f"KV use {used:.0%} at its peak"
+        shown = "KV use not seen" if used is None else f"KV use {used:.0%} in its highest sample"
         waiting = level.waiting_peak or 0
         if level.preemptions:
             count = f"{level.preemptions} preemption{'s' if level.preemptions > 1 else ''}"
@@ -396,10 +404,20 @@ def first_out(levels: Sequence[Level], max_running: int | None) -> tuple[OutOf, 
             return "sequences", level.concurrency, f"max-num-seqs {max_running}, {waiting:.0f} waiting, {shown}"
         if waiting and used is not None and used >= FULL_SHARE:
             return "KV cache", level.concurrency, f"{waiting:.0f} waiting without a preemption, {shown}"
-        gain = _gain(before, level)
-        if gain is not None and gain < FLAT_GAIN:
-            return "compute", level.concurrency, f"throughput ×{gain:.2f} against the level before, {shown}"
-    return "nothing yet", None, "throughput still grows at the highest level, and nothing waits or is preempted"
+        gains = [_gain(before, later) for later in levels[number:]]
+        if (
+            before is not None
+            and _rounds(level) < _rounds(before)
+            and all(gain is not None and gain < FLAT_GAIN for gain in gains)
+        ):
+            more = ", and no higher level has more" if len(gains) > 1 else ", and no higher level was sent"
+            return "compute", level.concurrency, f"throughput ×{gains[0]:.2f} against the level before{more}, {shown}"
+    return "nothing yet", None, "throughput is not shown to have stopped growing, and nothing waits or is preempted"
+
+
+def _rounds(level: Level) -> int:
+    """How many times in a row a level's client has that many in flight, until a run's requests are sent."""
+    return math.ceil(level.requests / max(1, level.runs) / level.concurrency)
 
 
 def _gain(before: Level | None, level: Level) -> float | None:

@@ -182,6 +182,7 @@ def levels_for(name: str, ladder: Ladder, onset: OnsetPlan, requests: int) -> li
     Who gives the levels of such a mix wants it run: it is then labelled in the plan's announcement.
     """
     if ladder.levels:
+        _refuse_twice(name, ladder.levels)
         if onset.kind == "never" and max(ladder.levels) <= onset.last_safe and TOO_FEW not in onset.why:
             raise UnusableInput(
                 f"host {name}: {onset_words(onset)}; up to {onset.last_safe} in flight all run at once, so the ladder "
@@ -209,6 +210,16 @@ def levels_for(name: str, ladder: Ladder, onset: OnsetPlan, requests: int) -> li
         return ladder_levels(onset, requests)
     except UnusableInput as error:
         raise UnusableInput(f"host {name}: {error}") from None
+
+
+def _refuse_twice(name: str, levels: Sequence[int]) -> None:
+    """Raise UnusableInput for a level that stands twice, or with nothing in flight."""
+    if twice := sorted({level for level in levels if levels.count(level) > 1}):
+        raise UnusableInput(f"host {name}: kvtrial_ladder has {twice[0]} twice; give each level once.")
+    if min(levels) < 1:
+        raise UnusableInput(
+            f"host {name}: kvtrial_ladder has {min(levels)}, and a level has 1 request in flight or more; leave it out."
+        )
 
 
 def with_levels(protocol: Protocol, levels: Sequence[int], onset: OnsetPlan) -> Protocol:

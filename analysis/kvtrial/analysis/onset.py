@@ -123,6 +123,12 @@ def _of_one_length(
         return _never(
             safe, f"{sum_}; as many as are let in ({admitted}, {admission} blocks each) fit to their end ({safe})"
         )
+    fits = f"{sum_}: {safe} fit, {safe + 1} do not"
+    if (safe + 1) * (length.prompt_tokens + 1) <= (batched_tokens or LEAST_BATCHED_TOKENS) and replay_preemptions(
+        [length] * (safe + 1), safe + 1, usable_blocks, block_tokens, max_running
+    ):
+        # One step computes all their prompts, so they grow in step.
+        return OnsetPlan(kind="exact", low=safe + 1, high=safe + 1, last_safe=safe, why=fits)
     # With more in flight than are let in somebody waits at all times, so that more of them change nothing.
     most = min(admitted + 1, max_running or admitted + 1, safe + REPLAYED_LEVELS_MAX)
     first = [
@@ -139,9 +145,7 @@ def _of_one_length(
     if not found:
         return _never(safe, f"{sum_}, which {safe + 1} would overrun; but {slow}, and no replay preempts")
     if set(first) == {safe + 1}:
-        return OnsetPlan(
-            kind="exact", low=safe + 1, high=safe + 1, last_safe=safe, why=f"{sum_}: {safe} fit, {safe + 1} do not"
-        )
+        return OnsetPlan(kind="exact", low=safe + 1, high=safe + 1, last_safe=safe, why=fits)
     high = max(found) if len(found) == len(first) else most
     latest = f"at {high} at the latest all replays preempted" if len(found) == len(first) else "not all replays preempt"
     return OnsetPlan(

@@ -29,7 +29,16 @@ from kvtrial.analysis.laddering import (
 from kvtrial.analysis.launch import TRANSFER, dashed, host_of_arm, merged_args, render
 from kvtrial.analysis.launch_arm import ended
 from kvtrial.analysis.objectives import with_own
-from kvtrial.analysis.protocols import check_pairs, load_protocol, only_arms, own_sizes, resolve, with_sizes
+from kvtrial.analysis.protocols import (
+    check_pairs,
+    load_protocol,
+    only_arms,
+    own_sizes,
+    refuse_margins,
+    refuse_sizes,
+    resolve,
+    with_sizes,
+)
 from kvtrial.analysis.tiers import with_tier_sizes
 from kvtrial.analysis.workingset import (
     PhaseNeed,
@@ -194,6 +203,9 @@ def for_host(protocol: Protocol, host: HostInput, seed: int = 0, arm: str | None
     `arm`: with the sizes of that arm for what is sent; the levels are the control's all the same.
     """
     sized = with_sizes(protocol, host.sizes)
+    where = f"host {name}" if name else f"protocol {protocol.name}"
+    refuse_margins(sized, where)
+    refuse_sizes(sized, where)
     if sized.tiers:
         sized = with_tier_sizes(
             sized, _capacity(name, host, resolve(sized, host.vllm_version)), sized.sizes["chunk_tokens"]
@@ -209,6 +221,7 @@ def _with_levels(protocol: Protocol, host: HostInput, seed: int, name: str) -> P
     """The protocol with the levels of its ladder, around the onset predicted for the control on this host."""
     assert protocol.ladder
     resolved = resolve(protocol, host.vllm_version)
+    refuse_reserves(name, resolved, {})
     capacity = _capacity(name, host, resolved)
     phase = _ladder_phase(name, seed, host, resolved, capacity.block_tokens, protocol.ladder.phase)
     onset = arm_onset(host, resolved, protocol.control, phase, capacity.usable_gpu_blocks, capacity.block_tokens)
@@ -538,9 +551,16 @@ def _refuse_length(name: str, host: HostInput, protocol: Protocol, needs: RunNee
             continue
         length = human_int(given, "max-model-len")
         if need > length:
+            sizes = [
+                size for size in protocol.sizes if size.endswith("model_tokens") and protocol.sizes[size] == length
+            ]
+            if "max-model-len" in dashed(spec.args) and sizes:
+                cure = f"{sizes[0]} to {need} or more in kvtrial_sizes"
+            else:
+                cure = f"max-model-len to {need} or more in kvtrial_engine_args"
             raise UnusableInput(
                 f"host {name}, arm {arm}: a request of {phase} has {need} tokens with its answer, --max-model-len is "
-                f"{length}; set max-model-len to {need} or more in kvtrial_engine_args, or use shorter prompts."
+                f"{length}; set {cure}, or use shorter prompts."
             )
 
 

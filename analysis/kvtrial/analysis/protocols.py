@@ -189,15 +189,23 @@ def _check_nights(protocol: Protocol, where: str) -> None:
         )
 
 
+def refuse_margins(protocol: Protocol, where: str) -> None:
+    """Raise UnusableInput for a margin by which nothing could be judged; again where a host gave sizes of its own."""
+    for comparison in protocol.comparisons:
+        _check_margin(comparison, protocol, where)
+
+
 def _check_margin(comparison: Comparison, protocol: Protocol, where: str) -> None:
-    """Raise UnusableInput for a margin by which nothing could be judged."""
     margin = margin_of(comparison, protocol)
     relative = comparison.effect_scale == "ratio"
     if not 0 < margin <= (1 if relative else math.inf) or math.isinf(margin):
         allowed = "above 0, up to 1 (0.05 is 5 %)" if relative else "above 0, in the metric's unit"
+        declared = comparison.margin
+        said = f"{declared!r} = {margin:g}" if isinstance(declared, str) else repr(declared)
+        mend = f" as {declared.removeprefix('$')} of kvtrial_sizes" if isinstance(declared, str) else ""
         raise UnusableInput(
-            f"{where}: margin {comparison.margin!r} of {comparison.metric} in {comparison.phase} can't be used; give a "
-            f"number {allowed}."
+            f"{where}: margin {said} of {comparison.metric} in {comparison.phase} can't be used; give a number "
+            f"{allowed}{mend}."
         )
 
 
@@ -330,6 +338,22 @@ def own_sizes(arm: Arm, sizes: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
+def refuse_sizes(protocol: Protocol, where: str) -> None:
+    """Raise UnusableInput for a size below 1 that an arm hands to the engine, or that ends the answers."""
+    taken: list[tuple[str, str, object]] = [
+        (f"arm {name}", option, value) for name, arm in protocol.arms.items() for option, value in arm.args.items()
+    ]
+    taken += [(f"phase {phase.name}", "stop_after", phase.stop_after) for phase in protocol.phases]
+    for who, what, value in taken:
+        size = value[1:] if isinstance(value, str) and value.startswith("$") else None
+        # What the planner fills in is no size of the user's yet.
+        if size in protocol.sizes and size not in (protocol.tiers or {}) and protocol.sizes[size] < 1:
+            raise UnusableInput(
+                f"{where}: {size}={protocol.sizes[size]} of kvtrial_sizes can't be used, {who} takes it as {what}; "
+                f"give 1 or more."
+            )
+
+
 def _refuse_impossible_sizes(protocol: Protocol) -> None:
     """Raise UnusableInput for counts and lengths that no run can have."""
     for name, prompts in protocol.prompt_sets.items():
@@ -344,9 +368,9 @@ def _refuse_impossible_sizes(protocol: Protocol) -> None:
                 f"{MOST_TOKENS} tokens, and fewer of them in common (kvtrial_sizes)."
             )
     for phase in protocol.phases:
-        for field, least in (("max_tokens", 1), ("concurrency", 1), ("repeat", 1)):
+        for field, least in (("max_tokens", 1), ("stop_after", 1), ("concurrency", 1), ("repeat", 1)):
             value = getattr(phase, field)
-            if value is not UNSET and not least <= _whole(phase, phase.name, field) <= MOST_TOKENS:
+            if value not in (UNSET, None) and not least <= _whole(phase, phase.name, field) <= MOST_TOKENS:
                 raise UnusableInput(f"phase {phase.name}: {field}={value} can't be run; give {least} to {MOST_TOKENS}.")
         _whole(phase, phase.name, "take")
     refuse_impossible_workloads(protocol)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvtrial.record.ladder import ArmLadder, LadderResult, Level, Reached
+from kvtrial.record.ladder import ArmLadder, LadderResult, Level, Pattern, Reached
 from kvtrial.record.oom import SENTENCES
 
 FEW_DIGITS = 3
@@ -110,6 +110,15 @@ def process_sentence(levels: Sequence[Level]) -> str:
     return f"{text} {SENTENCES['preemption'][0]}" if any(level.preemptions for level in levels) else text
 
 
+_RETURNS: dict[Pattern, str] = {
+    "none": "",
+    "not seen": "",
+    "one burst": ", their requests returned in one burst",
+    "continuous": ", their requests returned all along",
+}
+"""The engine counts a preemption with its request's next output: what is dated is the return."""
+
+
 def service_sentence(levels: Sequence[Level]) -> str:
     """What service the requests got where preemption is heaviest, against the level before the first one."""
     worst = max((level for level in levels if level.preemptions), key=_preempted, default=None)
@@ -117,7 +126,7 @@ def service_sentence(levels: Sequence[Level]) -> str:
         return "Service: no request was preempted at any level."
     text = (
         f"Service: at {worst.concurrency} in flight {_preempted(worst):.2g} preemptions a request "
-        f"({worst.preemptions} in {worst.runs} runs, {worst.pattern})"
+        f"({worst.preemptions} in {worst.runs} runs{_RETURNS[worst.pattern]})"
     )
     calm = next((level for level in reversed(levels) if not level.preemptions), None)
     if calm is None:

@@ -7,8 +7,10 @@ from msgspec.structs import replace
 
 from kvtrial.analysis.faults import Pair
 from kvtrial.analysis.levels import risen
+from kvtrial.analysis.recommend import pins_of
 from kvtrial.record.plan import Capacity
 from kvtrial.record.protocol import Protocol
+from kvtrial.record.record import RunRecord
 from kvtrial.record.verdict import ComparisonResult, Recommendation, TierBudget, TierRow
 
 
@@ -47,7 +49,7 @@ def tier_budget(
     unproven = [row.arm for row in smaller if row.loaded_bytes_per_run]
     advice = f"{chosen.arm}: {chosen.tier_bytes:,} bytes of RAM ({chosen.times_gpu_kv:.3g} times the GPU's KV cache)"
     if larger:
-        advice += f"; {', '.join(larger)} buys nothing more: shrink it to that"
+        advice += f"; {', '.join(_buys(chosen, arm, comparisons) for arm in larger)}: shrink it to that"
     if idle:
         advice += f"; {', '.join(idle)} gives nothing back: drop it"
     if unproven:
@@ -55,8 +57,14 @@ def tier_budget(
     return TierBudget(rows, chosen.tier_bytes, f"{advice} ({_said(rows)})")
 
 
-def with_budget(recommendation: Recommendation, budget: TierBudget | None) -> Recommendation:
-    """What to do with the tier that is the RAM budget, where that is another than the primary comparison's."""
+def with_budget(
+    recommendation: Recommendation,
+    budget: TierBudget | None,
+    protocol: Protocol,
+    records: Sequence[RunRecord],
+    comparisons: Sequence[ComparisonResult],
+) -> Recommendation:
+    """What to do with the tier that is the RAM budget, and its pins, where it is not the primary comparison's."""
     if budget is None or budget.budget_bytes is None:
         return recommendation
     chosen = next(row.arm for row in budget.tiers if row.tier_bytes == budget.budget_bytes)
@@ -66,6 +74,7 @@ def with_budget(recommendation: Recommendation, budget: TierBudget | None) -> Re
     return replace(
         recommendation,
         action=action,
+        pins=pins_of(protocol, records, _comparison(comparisons, chosen, protocol.control)),
         reason=f"{recommendation.reason}; {chosen} is not shown to give less and takes less RAM",
     )
 
@@ -112,6 +121,16 @@ def _as_good(row: TierRow, largest: TierRow, comparisons: Sequence[ComparisonRes
         return True
     direct = _comparison(comparisons, row.arm, largest.arm)
     return direct is not None and direct.ci_low is not None and direct.verdict != "WORSE" and direct.ci_low <= 1.0
+
+
+def _buys(chosen: TierRow, larger: str, comparisons: Sequence[ComparisonResult]) -> str:
+    """What a larger tier buys beyond the chosen one, no more than their comparison says."""
+    direct = _comparison(comparisons, chosen.arm, larger)
+    if direct is None or direct.ci_low is None or direct.ci_high is None:
+        return f"{larger} is not shown to buy more"
+    if direct.verdict == "EQUIVALENT":
+        return f"{larger} buys nothing more"
+    return f"{larger} is not shown to buy more (×{direct.effect:.3g}, {direct.ci_low:.3g} to {direct.ci_high:.3g})"
 
 
 def _said(rows: Sequence[TierRow]) -> str:

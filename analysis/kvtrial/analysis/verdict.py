@@ -129,7 +129,7 @@ def over_fleet(
         comparisons=comparisons,
         hosts=[outcome.verdict for outcome in outcomes.values()],
         gates=_over_hosts_gates(protocol, outcomes),
-        recommendation=with_budget(advice, budget) if word == "BETTER" else advice,
+        recommendation=with_budget(advice, budget, protocol, records, comparisons) if word == "BETTER" else advice,
         break_even=_break_even(protocol, outcomes, counted, own_hit_share) if word != "INVALID" else None,
         time_budget=time_budget(records, install_seconds, campaign_seconds) if records else None,
         tier_budget=budget,

@@ -11,8 +11,10 @@ OutOf = Literal["KV cache", "sequences", "compute", "nothing yet"]
 class Level(Struct, frozen=True):
     """One level of the ladder, of one arm. Counts are sums over its runs, times medians over runs of the run's value.
 
-    `preemptions_by_run`: in the order of pairs. `pattern`: how they lie in time. Queue time is the engine's and holds
-    no wait after a preemption; `stall_seconds_per_request` is the client's and bounds those waits from above.
+    `preemptions_by_run`: in the order of pairs. `pattern`: how the returns of the preempted lie in time: the engine
+    counts a preemption with its request's next output, so no counter dates the preemption itself. Queue time is the
+    engine's and holds no wait after a preemption; `stall_seconds_per_request` is the client's and bounds those waits
+    from above.
     `recomputed_tokens_at_most`: preemptions × the longest request's tokens, since no version counts them;
     the longest of all that were sent, failed ones with the answer that they were to get. None where it isn't known.
     `*_tokens_range`: least and most. `limit_reached_share`: of answers as long as the max_tokens that was asked for.

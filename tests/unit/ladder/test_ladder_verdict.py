@@ -226,8 +226,29 @@ def test_compute_runs_out_where_throughput_stops_growing_and_nothing_waits(verdi
         replace(level, preemptions=0, waiting_peak=0.0, kv_used_share_peak=0.3, output_tokens_per_second=rate)
         for level, rate in zip(verdict.ladder.levels, (100.0, 190.0, 191.0, 192.0, 192.0, 192.0), strict=True)
     ]
-    assert first_out(flat, 16)[:2] == ("compute", 4)
+    assert [(level.concurrency, level.requests // level.runs) for level in flat[:4]] == [(1, 8), (3, 8), (4, 8), (5, 8)]
+    out, at, why = first_out(flat, 16)
+    assert (out, at) == ("compute", 4)
+    assert why.startswith("throughput ×1.01 against the level before, and no higher level has more, KV use 30%")
     assert first_out(flat[:2], 16)[:2] == ("nothing yet", None)
+
+
+def test_compute_did_not_run_out_where_a_higher_level_has_more_or_as_many_rounds_are_sent(verdict):
+    """On two H200: 20 requests at 7 and at 9 in flight are three rounds each; 13 in flight had 1.4 times as much."""
+
+    def at(levels):
+        return [
+            replace(
+                verdict.ladder.levels[0], concurrency=number, runs=4, requests=80, preemptions=0, waiting_peak=0.0,
+                output_tokens_per_second=rate,
+            )
+            for number, rate in levels
+        ]  # fmt: skip
+
+    two = [(7, 1267.0), (9, 1279.0), (10, 1268.0), (13, 1812.0), (20, 1877.0)]
+    assert first_out(at(two), 64)[:2] == ("nothing yet", None)
+    assert first_out(at([(7, 1267.0), (9, 1279.0)]), 64)[:2] == ("nothing yet", None)
+    assert first_out(at([(7, 1267.0), (10, 1268.0), (13, 1270.0)]), 64)[:2] == ("compute", 10)
 
 
 def test_profiles_reach_the_highest_level_below_which_all_keep_them(verdict):

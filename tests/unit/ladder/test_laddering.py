@@ -8,10 +8,12 @@ import msgspec
 import pytest
 import yaml
 from build import PROTOCOLS
+from kvtrial.analysis.campaign import announcement
 from kvtrial.analysis.inputs import ModelInput, Request, read_request
 from kvtrial.analysis.laddering import answer_seconds, ladder_lines, refuse_arms, with_ladder_comparisons
 from kvtrial.analysis.plan import for_host, make_plan, requested_protocol
 from kvtrial.analysis.protocols import load_protocol, only_arms
+from kvtrial.analysis.workloads import NO_TRACES
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import canonical_json
 from kvtrial.record.protocol import Objective
@@ -524,3 +526,46 @@ def test_a_pool_given_in_bytes_is_that_of_each_rank_and_every_worker_needs_ram()
         ]
     }
     assert plans[2].limits.engine_ram_bytes == 2 * plans[1].limits.engine_ram_bytes
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"preemptions_margin": -5}, "margin '$preemptions_margin' = -5 of preemptions_per_1000_requests"),
+        ({"preemptions_margin": 0}, "above 0, in the metric's unit as preemptions_margin of kvtrial_sizes"),
+        ({"output_tokens": 0}, "output_tokens=0 of kvtrial_sizes can't be used, phase load takes it as stop_after"),
+        ({"output_tokens": -5}, "output_tokens=-5 of kvtrial_sizes can't be used"),
+        ({"fewer_seqs": 0}, "fewer_seqs=0 of kvtrial_sizes can't be used, arm fewer_seqs takes it as max-num-seqs"),
+        ({"model_tokens": 100}, "set model_tokens to 768 or more in kvtrial_sizes"),
+        ({"reserve_tokens": 10}, "set reserve_tokens to 256 or more in kvtrial_sizes"),
+    ],
+)
+def test_a_size_that_no_ladder_can_have_is_refused_by_its_name(sizes, said):
+    with pytest.raises(UnusableInput, match=re.escape(said)):
+        planned(host={"sizes": {**cpu_host().sizes, **sizes}})
+
+
+def test_a_margin_of_an_inventory_is_judged_in_every_protocol():
+    with pytest.raises(UnusableInput, match="preemptions_margin of kvtrial_sizes"):
+        planned(protocol="preemption_noise", host={"sizes": {**cpu_host().sizes, "preemptions_margin": -5}})
+
+
+@pytest.mark.parametrize(
+    ("levels", "said"), [([1, 3, 4, 5, 5, 6, 7], "has 5 twice"), ([0, 1, 3, 4, 5, 6, 7], "has 0, and a level has 1")]
+)
+def test_levels_that_stand_twice_or_are_none_are_refused_as_that(levels, said):
+    with pytest.raises(UnusableInput, match=said):
+        planned(ladder=levels)
+
+
+def test_an_objective_with_an_unknown_limit_is_told_the_known_ones():
+    with pytest.raises(UnusableInput, match="known are preemptions_per_1000_requests, ttft_p95_seconds"):
+        read_request({**msgspec.to_builtins(request()), "objectives": {"mine": {"ttft": 1}}})
+
+
+def test_the_plan_says_of_a_difference_what_is_known_beforehand_in_its_unit():
+    asked = request(host={"sizes": {**cpu_host().sizes, "preemptions_margin": 30}})
+    said = " ".join(announcement(asked, make_plan(asked, requested_protocol(asked)), None, NO_TRACES))
+    assert "the least effect that 6 pairs will find is not known beforehand" in said
+    assert "beyond the margin of 30 preemptions per 1,000 requests." in said
+    assert "a factor of" not in said

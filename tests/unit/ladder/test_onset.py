@@ -190,3 +190,12 @@ def test_a_ladder_needs_as_many_requests_as_its_highest_level():
 
 def _onset(kind, safe, width):
     return OnsetPlan(kind=kind, low=safe + 1, high=safe + 1 + width, last_safe=safe, why="")
+
+
+@pytest.mark.parametrize(
+    ("length", "blocks", "safe"), [(Length(128, 2), 43, 4), (Length(128, 12), 72, 8), (Length(64, 2), 38, 7)]
+)
+def test_short_answers_of_one_length_whose_prompts_fit_into_a_step_are_exact(length, blocks, safe):
+    found = predict_onset([length] * 24, blocks, 16, 64, 2048)
+    assert (found.kind, found.low, found.high, found.last_safe) == ("exact", safe + 1, safe + 1, safe)
+    assert "steps" not in found.why

@@ -87,12 +87,27 @@ def test_while_a_tier_that_gives_something_back_is_undecided_none_is_dropped(pro
 def test_the_recommendation_names_the_tier_that_is_the_budget(protocol):
     largest = Recommendation("adopt tier_4x", "tier_4x is BETTER by the primary comparison", {})
     budget = judged(protocol, SOME_PAY)
-    advised = with_budget(largest, budget)
+    advised = with_budget(largest, budget, protocol, [], [])
     assert advised.action == "adopt tier_2x"
     assert advised.reason.endswith("; tier_2x is not shown to give less and takes less RAM")
-    assert with_budget(replace(largest, action="run again"), budget).action == "run again"
+    assert with_budget(replace(largest, action="run again"), budget, protocol, [], []).action == "run again"
     alone = judged(protocol, {"tier_4x": "BETTER", "tier_2x": "BETTER", "tier_1_2x": "WORSE"}, "WORSE", 1.2)
-    assert with_budget(largest, alone) == with_budget(largest, None) == largest
+    assert with_budget(largest, alone, protocol, [], []) == with_budget(largest, None, protocol, [], []) == largest
+
+
+def test_the_recommendation_pins_the_tier_that_it_names(protocol):
+    budget = judged(protocol, SOME_PAY)
+    records = [replace(honest_records(1)[1], arm=arm) for arm in SIZES]
+    comparisons = [blank_result(declared, protocol, "not_compared") for declared in protocol.comparisons]
+    largest = Recommendation("adopt tier_4x", "tier_4x is BETTER by the primary comparison", {"arm tier_4x": "{}"})
+    pins = with_budget(largest, budget, protocol, records, comparisons).pins
+    assert [name for name in pins if name.startswith("arm ")] == ["arm tier_2x"]
+
+
+def test_what_an_undecided_comparison_says_of_a_larger_tier_is_not_that_it_buys_nothing(protocol):
+    advice = judged(protocol, SOME_PAY, "INCONCLUSIVE").advice
+    assert "tier_4x is not shown to buy more (×1, 0.97 to 1.04): shrink it to that" in advice
+    assert "buys nothing more" not in advice
 
 
 def test_other_protocols_have_no_budget():
