@@ -1,7 +1,7 @@
 """`kvtrial history`: campaigns into the store, what it says, and alarms.
 
-Exit status: 0 nothing changed for the worse lately, 5 it did (an alarm), 2 unusable input, or an alarm that could not
-be delivered.
+Exit status: 0 nothing changed for the worse lately, 5 it did (an alarm), 6 an alarm that the webhook did not take, 2
+unusable input.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from kvtrial.record.errors import UnusableInput
 from kvtrial.record.store import write_atomically
 
 ALARM = 5
+UNDELIVERED = 6
 FEW_NIGHTS = "few nights: shown by size, not by test"
 WEBHOOK_ATTEMPTS = 4
 WEBHOOK_FIRST_PAUSE_SECONDS = 1.0
@@ -58,7 +59,7 @@ def command(options: argparse.Namespace) -> int:
             ) from None
     if history.alarms and options.webhook is not None and (why := post(options.webhook, history)):
         print(why, file=sys.stderr)
-        return 2
+        return UNDELIVERED
     return ALARM if history.alarms else 0
 
 
