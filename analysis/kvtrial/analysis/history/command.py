@@ -76,8 +76,8 @@ def lines(history: History) -> Iterator[str]:
             continue
         mark = "ALARM" if change.alarm else ("worse" if change.worse else "better")
         shown = f"p = {change.p_value:.2g}" if change.evidence == "night" else FEW_NIGHTS
-        nights = f"{change.nights_before} nights before it, {change.nights_after} since"
-        yield f"{mark}: {change.sentence} ({shown}, {nights})"
+        span = f"{change.nights_before} nights before it, {change.nights_after} since"
+        yield f"{mark}: {change.sentence} ({shown}, {span})"
     if len(small) == len(history.changes):
         yield "no change beyond its margin"
     if 0 < (few := len(history.nights)) < LEAST_NIGHTS:
