@@ -111,3 +111,39 @@ def test_systemd_takes_the_service_and_the_timer(tmp_path):
     text = paths[0].read_text()
     assert "flock --nonblock --close --conflict-exit-code 75" in text and "SuccessExitStatus=75" in text
     assert "Persistent=true" in paths[1].read_text()
+
+
+def test_busy_hosts_are_left_out_also_where_kvtrial_hosts_asks_for_them(tools, tmp_path):
+    inventory = tmp_path / "hosts.yml"
+    hosts = {"h1": None, "h2": None, "h3": None}
+    inventory.write_text(
+        yaml.safe_dump({"all": {"hosts": hosts, "children": {"kvtrial_busy": {"hosts": {"h2": None}}}}})
+    )
+    for asked in ("h1,h2", "h1:h2"):
+        done = tools.run("ansible-playbook", "playbooks/night.yml", "-i", str(inventory), "--list-hosts",
+                         "-e", f"kvtrial_hosts={asked}")  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        # Each play of experiment.yml.
+        campaign = done.stdout[done.stdout.index("Check the request") : done.stdout.index("Put the campaign")]
+        assert "h1" in campaign and "h2\n" not in campaign.replace("!kvtrial_busy", ""), campaign
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"nightly_budget_seconds": 0}, "nightly_budget_seconds=0 is no whole number above 0"),
+        ({"nightly_jitter_seconds": -5}, "nightly_jitter_seconds=-5 is no whole number"),
+        ({"nightly_keep": 0}, "nightly_keep=0 is no whole number"),
+        ({"nightly_on_failure": "a b; rm"}, "is no unit's name"),
+        ({"nightly_directory": "/var/lib/a b"}, "without blanks or quotes"),
+        ({"nightly_store": "results'"}, "without blanks or quotes"),
+    ],
+)
+def test_what_a_unit_could_not_bear_is_refused_in_a_sentence(tools, tmp_path, given, said):
+    play = [{"hosts": "localhost", "connection": "local", "gather_facts": False,
+             "roles": [{"role": "kvtrial.vllm.nightly"}]}]  # fmt: skip
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(play))
+    variables = {"nightly_inventory": "/srv/inventory", "nightly_project": str(ROOT)} | given
+    done = tools.run("ansible-playbook", str(tmp_path / "play.yml"), "-i", "localhost,", "--tags", "nightly_preflight",
+                     "-e", json.dumps(variables))  # fmt: skip
+    assert done.returncode != 0 and said in " ".join(done.stdout.split()), done.stdout + done.stderr

@@ -30,7 +30,7 @@ from campaigns import (
 from kvtrial.analysis.cli import main
 from playing import ROOT, Playbooks, furnish_standin, standin_variables
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
 EXPERIMENT = "experiment.yml"
 
 
@@ -263,8 +263,8 @@ while True:
 """
 
 
-def faketime() -> Path:
-    """libfaketime, from where apt is configured to look."""
+def faketime() -> tuple[Path | None, str]:
+    """libfaketime, from where apt is configured to look; None with the reason where it can't be had."""
     folder = ROOT / ".kvtrial" / "faketime"
     if not list(folder.glob("usr/lib/*/faketime/libfaketime.so.1")):
         folder.mkdir(parents=True, exist_ok=True)
@@ -273,11 +273,10 @@ def faketime() -> Path:
         for package in folder.glob("*.deb"):
             subprocess.run(["dpkg-deb", "-x", package, folder], check=True)
         if not list(folder.glob("usr/lib/*/faketime/libfaketime.so.1")):
-            pytest.skip(f"libfaketime can't be had: {done.stderr.strip()}")
-    return next(folder.glob("usr/lib/*/faketime/libfaketime.so.1"))
+            return None, f"libfaketime can't be had: {done.stderr.strip()}"
+    return next(folder.glob("usr/lib/*/faketime/libfaketime.so.1")), ""
 
 
-@pytest.mark.full
 def test_an_engine_killed_in_each_phase_one_that_deadlocks_and_a_clock_off_by_hours(project):
     """Six pairs: in each of a host's twelve runs its engine is killed in another phase."""
     h1, _, h3 = project.fleet.hosts
@@ -290,9 +289,11 @@ def test_an_engine_killed_in_each_phase_one_that_deadlocks_and_a_clock_off_by_ho
     project.set("h2", kvtrial_engine_env=stuck_env, kvtrial_limits=watched)
     # CLOCK_REALTIME has no namespace, and setting it would set the machine's. So the units of this host are told
     # another time by libfaketime; the monotonic clock, by which everything is measured, is the kernel's.
-    h3.put(faketime(), "/opt/libfaketime.so.1")
-    h3.sh("chmod 644 /opt/libfaketime.so.1; systemctl set-environment LD_PRELOAD=/opt/libfaketime.so.1 FAKETIME=+7h "
-          "FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_SHARED=")  # fmt: skip
+    library, why_not = faketime()
+    if library is not None:
+        h3.put(library, "/opt/libfaketime.so.1")
+        h3.sh("chmod 644 /opt/libfaketime.so.1; systemctl set-environment LD_PRELOAD=/opt/libfaketime.so.1 "
+              "FAKETIME=+7h FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_SHARED=")  # fmt: skip
     try:
         done = project.play(EXPERIMENT, "-e", "kvtrial_pairs=6")
     finally:
@@ -310,12 +311,14 @@ def test_an_engine_killed_in_each_phase_one_that_deadlocks_and_a_clock_off_by_ho
         (read_time(r) - read_time(found["h1", run])) / 3600
         for (host, run), r in found.items() if host == "h3"
     ]  # fmt: skip
-    assert all(6 < h < 8 for h in hours), hours
+    assert library is None or all(6 < h < 8 for h in hours), hours
     clean = next(host for host in verdict(project.results)["hosts"] if host["host"] == "h3")
     assert clean["runs"]["valid"] == 12, clean
     assert all(gate["passed"] is not False for gate in clean["gates"]), clean["gates"]
     assert "engine faults" in str(verdict(project.results)["caveats"])
     nothing_left(project)
+    if library is None:
+        pytest.skip(f"the other faults held; the clock was not tried: {why_not}")
 
 
 def read_time(record: dict) -> float:

@@ -6,6 +6,7 @@ A fault of kvtrial itself ends with 2 as well: nothing was decided, and 4 would 
 import argparse
 import json
 import os
+import shutil
 import sys
 import traceback
 from pathlib import Path
@@ -37,8 +38,12 @@ def analyze(options: argparse.Namespace) -> int:
     """Gates, effects and verdict of a campaign, from its records; writes every output anew."""
     if options.summaries:
         return _from_summaries(options)
-    done = campaigns.conclude(str(options.campaign))
-    print((options.campaign / "verdict.json").read_text() if options.json else "\n".join(done["answer"]))
+    return _conclude(options.campaign, options.json)
+
+
+def _conclude(campaign: Path, as_json: bool) -> int:
+    done = campaigns.conclude(str(campaign))
+    print((campaign / "verdict.json").read_text() if as_json else "\n".join(done["answer"]))
     if done["unfinished"]:
         print(done["cause"], file=sys.stderr)
     return int(done["exit_status"])
@@ -86,8 +91,13 @@ def merge(options: argparse.Namespace) -> int:
     """Put campaigns over parts of one inventory together, and reach the verdict over all hosts."""
     from kvtrial.analysis.slices import merge as put_together
 
-    options.campaign = put_together(options.parts, options.into)
-    return analyze(options)
+    put_together(options.parts, options.into)
+    try:
+        return _conclude(options.into, options.json)
+    except BaseException:
+        # What could not be judged is not left behind: the parts are there, and the same command may be run again.
+        shutil.rmtree(options.into, ignore_errors=True)
+        raise
 
 
 def compare(options: argparse.Namespace) -> int:

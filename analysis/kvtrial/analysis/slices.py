@@ -37,7 +37,8 @@ def merge(parts: Sequence[Path], target: Path) -> Path:
         planned = {host.host for host in merged.plan.hosts}
         lost = sorted({host for part in parts for host in lost_hosts_of(part)} - planned)
         write_atomically(incoming / "lost.json", msgspec.json.encode(lost))
-        write_atomically(incoming / "campaign.json", msgspec.json.format(msgspec.json.encode(merged), indent=1))
+        write_atomically(incoming / "campaign.json", _as_text(merged, parts))
+        read_records(incoming)
         try:
             incoming.rename(target)
         except OSError as error:
@@ -47,6 +48,14 @@ def merge(parts: Sequence[Path], target: Path) -> Path:
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
     return target
+
+
+def _as_text(merged: Campaign, parts: Sequence[Path]) -> bytes:
+    """campaign.json of `merged`, each host's plan as its part has it: records name the digest of that very text."""
+    raw = msgspec.json.decode(msgspec.json.encode(merged))
+    told = [msgspec.json.decode((part / "campaign.json").read_bytes())["plan"]["hosts"] for part in parts]
+    raw["plan"]["hosts"] = sorted((host for hosts in told for host in hosts), key=lambda host: str(host["host"]))
+    return msgspec.json.format(msgspec.json.encode(raw), indent=1)
 
 
 def _refuse_unlike(parts: Sequence[Path], campaigns: Sequence[Campaign]) -> None:

@@ -104,7 +104,7 @@ _Outline: Any = msgspec.defstruct(
             _Plan if field.name == "plan" else field.type,
             msgspec.field()
             if field.required
-            else msgspec.field(default=field.default, default_factory=field.default_factory),
+            else msgspec.field(default=field.default, default_factory=field.default_factory),  # type: ignore[call-overload]
         )
         for field in msgspec.structs.fields(Campaign)
     ],

@@ -75,11 +75,68 @@ def test_two_changes_of_one_series_are_both_found(tmp_path):
     assert [(c.night, c.nights_before, c.nights_after) for c in found] == [(night(5), 5, 5), (night(10), 5, 6)]
 
 
-def test_three_nights_are_enough_and_say_that_runs_were_counted(tmp_path):
-    store_of(tmp_path, plant("g07", night(2), control=1.3, vllm_lock="b" * 64), nights=3)
+def test_three_nights_show_a_large_step_by_its_size(tmp_path, capsys):
+    store_of(tmp_path, plant("g07", night(2), control=1.88, vllm_lock="b" * 64), nights=3)
     found = [c for c in read(tmp_path).alarms if c.host == "g07"]
-    assert found and {c.evidence for c in found} == {"run"} and {c.night for c in found} == {night(2)}
+    assert found and "size" in {c.evidence for c in found} and {c.night for c in found} == {night(2)}
     assert all("vllm_lock aaaaaaaaaaaa → bbbbbbbbbbbb that night" in c.sentence for c in found)
+    assert main(["history", str(tmp_path)]) == 5
+    said = capsys.readouterr().out
+    assert "few nights: shown by size, not by test" in said and "it takes 5 more" in said
+
+
+@pytest.mark.parametrize("spread", [0, 0.01, 0.02, 0.05])
+def test_nights_that_differ_more_than_runs_raise_no_false_alarms(spread):
+    """200 fleets of twelve series, six runs a night, noise of 3 % between runs and `spread` between nights."""
+    for nights in (2, 3, 5, 7, 20):
+        generator = numpy.random.default_rng(nights)
+        called = 0
+        for _ in range(200):
+            levels = spread * generator.standard_normal((12, nights, 1))
+            values = levels + 0.03 * generator.standard_normal((12, nights, 6))
+            called += bool(changed({n: nightly(values[n]) for n in range(12)}, 0.05, dict.fromkeys(range(12), 0.049)))
+        assert called / 200 <= 0.05 + 2.6 * math.sqrt(0.05 * 0.95 / 200), nights
+
+
+def test_a_short_side_of_a_long_series_is_not_split_by_runs():
+    generator = numpy.random.default_rng(5)
+    extra = 0
+    for _ in range(100):
+        levels = 0.05 * generator.standard_normal((20, 1)) + numpy.where(numpy.arange(20) >= 14, 0.4, 0)[:, None]
+        extra += len(changed({0: nightly(levels + 0.01 * generator.standard_normal((20, 6)))})[0]) > 1
+    assert extra <= 12
+
+
+def test_hosts_that_come_and_go_are_no_cause(tmp_path):
+    from kvtrial.analysis.history.reading import _changes_at
+
+    a, b = {"driver": "1"}, {"driver": "1", "governor": "performance"}
+    settings = {("p", "g1", "n1"): a, ("p", "g2", "n1"): a, ("p", "g1", "n3"): a, ("p", "g2", "n3"): b,
+                ("p", "g3", "n3"): b, ("p", "g4", "n3"): b}  # fmt: skip
+    assert _changes_at(settings, "p", ALL_HOSTS, "n3") == {}
+    settings["p", "g1", "n4"] = {"driver": "2"}
+    assert _changes_at(settings, "p", "g1", "n4") == {"driver": ("1", "2")}
+
+
+def test_a_setting_that_changed_a_night_beside_is_named_as_such(tmp_path):
+    store_of(tmp_path, plant("g07", night(10), control=1.3), plant("g07", night(9), driver="580.159"))
+    (found,) = ttft_of(read(tmp_path), "g07")
+    assert found.pins_changed == {} and found.sentence.endswith(
+        "nothing recorded changed that night; driver 580.126 → 580.159 the night before"
+    )
+
+
+def test_the_noise_floor_is_of_the_phase(tmp_path):
+    from kvtrial.analysis.history.reading import _floor
+
+    floors = {("aa", "g1", "miss", "m"): 0.5, ("aa", "g1", "return", "m"): 0.1}
+    assert _floor(floors, "p", "g1", "return", "m") == 0.1 and _floor(floors, "p", "g1", "x", "m") is None
+
+
+def test_a_textfile_in_a_folder_that_is_not_there_is_a_sentence(tmp_path, capsys):
+    store_of(tmp_path / "s", nights=2)
+    assert main(["history", str(tmp_path / "s"), "--textfile", str(tmp_path / "no" / "h.prom")]) == 2
+    assert "--textfile" in (said := capsys.readouterr().err) and said.count("\n") == 1
 
 
 def test_quiet_stores_give_false_alarms_at_most_as_often_as_they_say():
@@ -121,7 +178,8 @@ def test_one_night_that_was_off_is_no_change():
 def test_nights_that_agree_exactly_do_not_break_it():
     assert best_split(nightly(numpy.zeros((10, 6)))).p_value == 1.0
     assert best_split(nightly(numpy.zeros((1, 6)))) is None
-    assert best_split(Nightly([night(0), night(1)], [0.0, 1.0], [1, 1], [math.nan, math.nan])) is None
+    alone = Nightly([night(0), night(1)], [0.0, 1.0], [1, 1], [math.nan, math.nan])
+    assert best_split(alone).p_value == 1.0 and changed({0: alone}, 0.05, {0: 0.0}) == {}
 
 
 # -------------------------------------------------------------------------------------------------------- the store

@@ -77,10 +77,10 @@ def test_what_is_refused_is_not_asked_again(history):
     assert len(bodies) == 1
 
 
-def test_an_alarm_that_was_not_delivered_ends_with_2(store, capsys, monkeypatch):
+def test_an_alarm_that_was_not_delivered_ends_with_a_status_of_its_own(store, capsys, monkeypatch):
     monkeypatch.setattr(command, "WEBHOOK_ATTEMPTS", 1)
     with taking(500) as (url, _):
-        assert main(["history", str(store), "--webhook", url]) == 2
+        assert main(["history", str(store), "--webhook", url]) == command.UNDELIVERED == 6
     assert "did not take" in capsys.readouterr().err
 
 

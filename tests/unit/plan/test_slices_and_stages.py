@@ -85,6 +85,34 @@ def test_a_record_that_was_edited_in_a_part_is_named_and_nothing_is_merged(tmp_p
     assert not (tmp_path / "both").exists()
 
 
+def test_a_part_whose_plan_was_written_otherwise_is_merged_with_its_records(tmp_path):
+    """Records name the digest of their plan's text: of an earlier release, 3600 may stand there for 3600.0."""
+    one, two = run_by(tmp_path, "a", ["h1"]), run_by(tmp_path, "b", ["h2"])
+    told = json.loads((two / "campaign.json").read_text())
+    limits = told["plan"]["hosts"][0]["limits"]
+    name = next(key for key, value in limits.items() if isinstance(value, float) and value.is_integer())
+    limits[name] = int(limits[name])
+    (two / "campaign.json").write_text(json.dumps(told))
+    digest = campaign.host_plan_digests(two)["h2"]
+    for path in two.glob("runs/h2/*/record.json"):
+        sha = write_atomically(path, json.dumps({**json.loads(path.read_bytes()), "plan_sha256": digest}).encode())
+        path.with_name("record.sha256").write_text(f"{sha}  record.json\n")
+    slices.merge([one, two], tmp_path / "both")
+    assert campaign.host_plan_digests(tmp_path / "both")["h2"] == digest
+    assert main(["analyze", str(tmp_path / "both")]) == 0
+
+
+def test_a_merge_that_can_not_be_judged_leaves_nothing(tmp_path, monkeypatch, capsys):
+    one, two = run_by(tmp_path, "a", ["h1"]), run_by(tmp_path, "b", ["h2"])
+
+    def refuse(*_, **__):
+        raise UnusableInput("it can't be.")
+
+    monkeypatch.setattr(campaign, "conclude", refuse)
+    assert main(["merge", str(one), str(two), "--into", str(tmp_path / "both")]) == 2
+    assert "it can't be." in capsys.readouterr().err and not (tmp_path / "both").exists()
+
+
 def test_the_next_stage_goes_on_after_a_valid_canary_and_stops_after_an_invalid_one(tmp_path):
     good = run_by(tmp_path, "good", ["h1", "h2", "h3"])
     assert campaign.next_stage(str(good), ["h2", "h3"]) == {"go": True, "reason": ""}

@@ -7,9 +7,10 @@ and Slack, so it can't be installed beside the rest. How sure: the t of that spl
 were to choose from (Bonferroni), so a series without a change gives p < α in at most α of cases. Which: Benjamini and
 Hochberg over the series; in a series that changed, both sides are searched again at the level that was reached.
 
-What counts as independent is the night, from eight nights on. Before, it is the run, each an engine lifetime of its
-own, as if nights differed no more than runs of a night do: the only way to see a change in the first week, and
-said with it.
+What counts as independent is the night, whatever the length of the series: how far runs of a night lie apart says
+nothing about nights. So few nights are too few for the test. Of a series of fewer than eight a step is told by its
+size as well: larger than a quarter, than the margin, and than three times every noise that is known (A/A pairs, runs
+of a night, nights of one side). That is a declared rule, no test, and said with it.
 Gradual drift is found as a step somewhere inside it. A night that is off alone is no change unless it is the last.
 """
 
@@ -19,14 +20,16 @@ from typing import TypeVar
 
 import numpy
 import ruptures
-from msgspec import Struct
+from msgspec import Struct, structs
 from scipy import special
 
 from kvtrial.analysis.fleet import FALSE_DISCOVERY_RATE, discoveries
 from kvtrial.analysis.history.model import Unit
 
 LEAST_NIGHTS = 8
-"""From so many on the night is the unit."""
+"""Below, a step is told by its size as well; what is shorter is not split again."""
+LEAST_STEP_BY_SIZE = math.log(1.25)
+NOISES_BY_SIZE = 3
 _SMALLEST_VARIANCE = 1e-18
 
 Key = TypeVar("Key")
@@ -44,7 +47,7 @@ class Nightly(Struct, frozen=True):
 class Split(Struct, frozen=True):
     """A series lies at `before` on nights start..at − 1 and at `after` on nights at..end − 1 (indices).
 
-    `p_value`: two-sided, adjusted for the choice of the night.
+    `p_value`: two-sided, by nights, adjusted for the choice of the night; 1 where two nights can't tell.
     """
 
     start: int
@@ -56,8 +59,15 @@ class Split(Struct, frozen=True):
     evidence: Unit
 
 
-def changed(series: Mapping[Key, Nightly], rate: float = FALSE_DISCOVERY_RATE) -> dict[Key, list[Split]]:
-    """The series that changed, at a false discovery rate over all of them, each with its splits in time order."""
+def changed(
+    series: Mapping[Key, Nightly],
+    rate: float = FALSE_DISCOVERY_RATE,
+    least_steps: Mapping[Key, float] | None = None,
+) -> dict[Key, list[Split]]:
+    """The series that changed, at a false discovery rate over all of them, each with its splits in time order.
+
+    `least_steps`: of series on a log scale, from which step on one of few nights is told by its size; others are not.
+    """
     first = {key: split for key, nightly in series.items() if (split := best_split(nightly)) is not None}
     if not first:
         return {}
@@ -67,17 +77,43 @@ def changed(series: Mapping[Key, Nightly], rate: float = FALSE_DISCOVERY_RATE) -
     kept = discoveries(padded, rate)
     level = float(padded[kept].max(initial=0.0))
     level = max(level, rate * int(kept.sum()) / len(padded))
-    return {
-        key: _all_splits(series[key], split, level)
-        for (key, split), found in zip(first.items(), kept[: len(first)], strict=True)
-        if found
-    }
+    least = least_steps or {}
+    found = {}
+    for (key, split), tested in zip(first.items(), kept[: len(first)], strict=True):
+        if tested:
+            found[key] = _all_splits(series[key], split, level)
+        elif key in least and _is_large(series[key], split, least[key]):
+            found[key] = [structs.replace(split, evidence="size")]
+    return found
+
+
+def _is_large(nightly: Nightly, split: Split, least: float) -> bool:
+    """Whether a series of few nights made a step that needs no test."""
+    count = len(nightly.values)
+    if count >= LEAST_NIGHTS or (count == 2 and max(nightly.runs) < 2):
+        return False
+    noise = math.sqrt(max(_between_nights(nightly, split)[0], _between_runs(nightly)))
+    return abs(split.after - split.before) > max(least, LEAST_STEP_BY_SIZE, NOISES_BY_SIZE * noise)
+
+
+def _between_nights(nightly: Nightly, split: Split) -> tuple[float, int]:
+    """Variance of nights on one side of a split, and its degrees of freedom; 0 where there are two nights."""
+    sides = [numpy.array(nightly.values[split.start : split.at]), numpy.array(nightly.values[split.at : split.end])]
+    freedom = split.end - split.start - 2
+    squares = sum(float(((side - side.mean()) ** 2).sum()) for side in sides)
+    return (squares / freedom if freedom else 0.0), freedom
+
+
+def _between_runs(nightly: Nightly) -> float:
+    """Variance of runs of one night."""
+    told = [(n - 1, sd) for n, sd in zip(nightly.runs, nightly.sds, strict=True) if n > 1]
+    return sum(n * sd**2 for n, sd in told) / sum(n for n, _ in told) if told else 0.0
 
 
 def _all_splits(nightly: Nightly, split: Split, level: float) -> list[Split]:
     found = [split]
     for start, end in ((split.start, split.at), (split.at, split.end)):
-        inner = best_split(nightly, start, end)
+        inner = best_split(nightly, start, end) if end - start >= LEAST_NIGHTS else None
         if inner is not None and inner.p_value <= level:
             found += _all_splits(nightly, inner, level)
     found.sort(key=lambda one: one.at)
@@ -95,32 +131,21 @@ def _between(nightly: Nightly, split: Split, found: Sequence[Split], index: int)
 
 
 def best_split(nightly: Nightly, start: int = 0, end: int | None = None) -> Split | None:
-    """The likeliest split of nights start..end − 1; None for fewer than two nights, or where nothing tells noise."""
+    """The likeliest split of nights start..end − 1; None for fewer than two nights."""
     end = len(nightly.values) if end is None else end
     count = end - start
     if count < 2:
         return None
     at = start + _location(nightly.values[start:end])
-    before, after = _mean(nightly, start, at), _mean(nightly, at, end)
-    if count >= LEAST_NIGHTS:
-        evidence: Unit = "night"
-        sides = [numpy.array(nightly.values[start:at]), numpy.array(nightly.values[at:end])]
-        freedom = count - 2
-        variance = sum(float(((side - side.mean()) ** 2).sum()) for side in sides) / freedom
-        spread = variance * (1 / len(sides[0]) + 1 / len(sides[1]))
-        distance = abs(float(sides[1].mean() - sides[0].mean()))
-    else:
-        evidence = "run"
-        listed = range(start, end)
-        freedom = sum(nightly.runs[i] - 1 for i in listed)
-        if freedom < 1:
-            return None
-        squares = sum((nightly.runs[i] - 1) * nightly.sds[i] ** 2 for i in listed if nightly.runs[i] > 1)
-        spread = squares / freedom * (1 / sum(nightly.runs[start:at]) + 1 / sum(nightly.runs[at:end]))
-        distance = abs(after - before)
-    t = distance / math.sqrt(max(spread, _SMALLEST_VARIANCE))
-    p_value = min(1.0, (count - 1) * 2 * float(special.stdtr(freedom, -t)))
-    return Split(start, at, end, before, after, p_value, evidence)
+    split = Split(start, at, end, _mean(nightly, start, at), _mean(nightly, at, end), 1.0, "night")
+    variance, freedom = _between_nights(nightly, split)
+    if not freedom:
+        return split
+    # Means of runs can't lie closer together than their runs let them, but for chance: nor may few nights seem to.
+    variance = max(variance, _between_runs(nightly) * count / sum(nightly.runs[start:end]), _SMALLEST_VARIANCE)
+    distance = abs(numpy.mean(nightly.values[at:end]) - numpy.mean(nightly.values[start:at]))
+    t = float(distance) / math.sqrt(variance * (1 / (at - start) + 1 / (end - at)))
+    return structs.replace(split, p_value=min(1.0, (count - 1) * 2 * float(special.stdtr(freedom, -t))))
 
 
 def _location(values: Sequence[float]) -> int:

@@ -1,10 +1,11 @@
 """`kvtrial history`: campaigns into the store, what it says, and alarms.
 
-Exit status: 0 nothing changed for the worse lately, 5 it did (an alarm), 2 unusable input, or an alarm that could not
-be delivered.
+Exit status: 0 nothing changed for the worse lately, 5 it did (an alarm), 6 an alarm that the webhook did not take, 2
+unusable input.
 """
 
 import argparse
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import httpx
 import msgspec
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from kvtrial.analysis.history.changepoints import LEAST_NIGHTS, LEAST_STEP_BY_SIZE
 from kvtrial.analysis.history.model import History
 from kvtrial.analysis.history.reading import day, read
 from kvtrial.analysis.history.store import add, check_night
@@ -20,6 +22,8 @@ from kvtrial.record.errors import UnusableInput
 from kvtrial.record.store import write_atomically
 
 ALARM = 5
+UNDELIVERED = 6
+FEW_NIGHTS = "few nights: shown by size, not by test"
 WEBHOOK_ATTEMPTS = 4
 WEBHOOK_FIRST_PAUSE_SECONDS = 1.0
 WEBHOOK_TIMEOUT_SECONDS = 10.0
@@ -46,10 +50,16 @@ def command(options: argparse.Namespace) -> int:
     as_json = msgspec.json.format(msgspec.json.encode(history), indent=1).decode
     print(as_json() if options.json else "\n".join(lines(history)))
     if options.textfile is not None:
-        write_atomically(options.textfile, to_textfile(history).encode())
+        try:
+            write_atomically(options.textfile, to_textfile(history).encode())
+        except OSError as error:
+            raise UnusableInput(
+                f"--textfile {options.textfile} can't be written ({error.strerror}); name a file in a folder that is "
+                f"there and may be written to."
+            ) from None
     if history.alarms and options.webhook is not None and (why := post(options.webhook, history)):
         print(why, file=sys.stderr)
-        return 2
+        return UNDELIVERED
     return ALARM if history.alarms else 0
 
 
@@ -65,12 +75,16 @@ def lines(history: History) -> Iterator[str]:
         if not change.beyond_margin:
             continue
         mark = "ALARM" if change.alarm else ("worse" if change.worse else "better")
-        yield f"{mark}: {change.sentence} (p = {change.p_value:.2g}, {change.nights_before} nights before it, " + (
-            f"{change.nights_after} since)" if change.evidence == "night"
-            else f"{change.nights_after} since; by runs, as if nights differed no more than they do)"
-        )  # fmt: skip
+        shown = f"p = {change.p_value:.2g}" if change.evidence == "night" else FEW_NIGHTS
+        span = f"{change.nights_before} nights before it, {change.nights_after} since"
+        yield f"{mark}: {change.sentence} ({shown}, {span})"
     if len(small) == len(history.changes):
         yield "no change beyond its margin"
+    if 0 < (few := len(history.nights)) < LEAST_NIGHTS:
+        yield (
+            f"{few} nights are few for a test: it takes {LEAST_NIGHTS - few} more; until then a change of less than "
+            f"{math.expm1(LEAST_STEP_BY_SIZE):.0%} may not be seen"
+        )
     if small:
         yield f"{len(small)} changes smaller than their margins; --json lists them"
     for floor in history.noise:

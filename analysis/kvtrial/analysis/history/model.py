@@ -9,7 +9,8 @@ from kvtrial.record.verdict import Word
 
 Kind = Literal["control", "effect", "noise"]
 """control: the level of the control itself. effect: arm against control. noise: control against control (A/A)."""
-Unit = Literal["night", "run"]
+Unit = Literal["night", "size"]
+"""night: tested, nights being independent. size: few nights, shown by its size."""
 ALL_HOSTS = "all"
 """The fleet as a series of its own; Ansible reserves the name, so no host bears it."""
 
@@ -20,7 +21,7 @@ class ChangePoint(Struct, frozen=True):
     `kind` control: from_value and to_value are the control's level in `unit` (geometric mean over runs), `arm` is the
     control. effect: they are the effect of `arm` against `against` (a ratio, or a difference in `unit`). `ratio` is
     to / from, None on scale difference. `p_value` is adjusted for the choice of the night, not for the number of
-    series: for that the false discovery rate stands. `evidence`: what was counted as independent, nights or runs.
+    series: for that the false discovery rate stands. `evidence`: a test by nights, or of few nights the size.
     `worse`: by the metric's direction. `alarm`: worse, beyond the margin, and among the newest nights.
     `pins_changed`: name → [before, that night]. `noise_sd`: of one A/A pair there (log), None where none was run.
     """

@@ -14,7 +14,7 @@ from kvtrial.analysis.drift import changes as setting_changes
 from kvtrial.analysis.effect import Interval, decide, hodges_lehmann, outward
 from kvtrial.analysis.fleet import FALSE_DISCOVERY_RATE, LEAST_HOSTS, combine
 from kvtrial.analysis.history.arguments import NEWEST_NIGHTS
-from kvtrial.analysis.history.changepoints import Nightly, Split, changed
+from kvtrial.analysis.history.changepoints import NOISES_BY_SIZE, Nightly, Split, changed
 from kvtrial.analysis.history.model import ALL_HOSTS, ChangePoint, History, NoiseFloor, PooledNights
 from kvtrial.analysis.history.store import SERIES, files_of, left_out_of, nights_of, rows_with
 from kvtrial.analysis.metrics import find_metric
@@ -30,6 +30,10 @@ NAMES = {
 }  # fmt: skip
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 Key = tuple[str, ...]
+Settings = Mapping[tuple[str, str, str], dict[str, str]]
+"""(protocol, host, night) → what the host was that night."""
+Floors = Mapping[tuple[str, str, str, str], float]
+"""(protocol, host, phase, metric) → SD of an A/A pair's log ratio."""
 
 
 @disk_errors_said()
@@ -55,11 +59,11 @@ def read(
     series |= (fleet := _fleet_series(series))
     about |= {key: about[next(k for k in about if _of_fleet(k) == key)] for key in fleet}
     settings = _settings(frame)
-    floors = {(floor.protocol, floor.host, floor.metric): floor.sd for floor in noise}
+    floors = {(floor.protocol, floor.host, floor.phase, floor.metric): floor.sd for floor in noise}
     fresh = set(nights[-newest_nights:]) if newest_nights else set()
     found = [
         _change(key, about[key], series[key], split, settings, floors, fresh)
-        for key, splits in changed(series, rate).items()
+        for key, splits in changed(series, rate, _least_steps(about, floors)).items()
         for split in splits
     ]
     return History(
@@ -141,8 +145,8 @@ def _change(
     row: Mapping[str, Any],
     nightly: Nightly,
     split: Split,
-    settings: Mapping[tuple[str, str, str], dict[str, str]],
-    floors: Mapping[tuple[str, str, str], float],
+    settings: Settings,
+    floors: Floors,
     fresh: set[str],
 ) -> ChangePoint:
     protocol, host, kind, arm, against, phase, against_phase, metric = key
@@ -153,12 +157,15 @@ def _change(
     margin = float(row["margin"])
     large = abs(step) > (math.log1p(margin) if scale == "ratio" else margin)
     worse = (step > 0) == (row["better"] == "lower")
-    if host == ALL_HOSTS:
-        pins = _common_changes(settings, protocol, before_night, night)
-    else:
-        pins = setting_changes(
-            settings.get((protocol, host, before_night), {}), settings.get((protocol, host, night), {})
-        )
+    pins = _changes_at(settings, protocol, host, night)
+    beside = []
+    if not pins:
+        later = nightly.nights[split.at + 1] if split.at + 1 < len(nightly.nights) else None
+        for when, changes in (
+            ("the night before", _changes_at(settings, protocol, host, before_night)),
+            ("the night after", _changes_at(settings, protocol, host, later) if later else {}),
+        ):
+            beside += [f"{name} {was} → {now} {when}" for name, (was, now) in changes.items()]
     point = ChangePoint(
         host=host, protocol=protocol, night=night, before_night=before_night, kind=cast(Any, kind), arm=arm,
         against=against, phase=phase, against_phase=against_phase, metric=metric, unit=str(row["unit"]), scale=scale,
@@ -166,27 +173,47 @@ def _change(
         p_value=split.p_value, evidence=split.evidence, nights_before=split.at - split.start,
         nights_after=split.end - split.at, worse=worse, beyond_margin=large, alarm=worse and large and night in fresh,
         pins_changed={name: list(pair) for name, pair in pins.items()},
-        noise_sd=floors.get((protocol, host, metric)) or _any_floor(floors, host, metric), sentence="",
+        noise_sd=_floor(floors, protocol, host, phase, metric), sentence="",
     )  # fmt: skip
-    return msgspec.structs.replace(point, sentence=sentence(point))
+    return msgspec.structs.replace(point, sentence="; ".join([sentence(point), *beside]))
 
 
-def _any_floor(floors: Mapping[tuple[str, str, str], float], host: str, metric: str) -> float | None:
-    """The floor of this host and metric from whichever protocol ran the A/A pairs (aa_noise, as a rule)."""
-    return next((sd for (_, of, name), sd in floors.items() if (of, name) == (host, metric)), None)
+def _floor(floors: Floors, protocol: str, host: str, phase: str, metric: str) -> float | None:
+    """Of this phase, from whichever protocol ran the A/A pairs where the own one did not (aa_noise, as a rule)."""
+    other = next((sd for (_, *of), sd in floors.items() if of == [host, phase, metric]), None)
+    return floors.get((protocol, host, phase, metric), other)
 
 
-def _common_changes(
-    settings: Mapping[tuple[str, str, str], dict[str, str]], protocol: str, before: str, night: str
-) -> dict[str, tuple[str, str]]:
-    """What changed that night on more than half of the hosts, in one way."""
-    hosts = {host for of, host, when in settings if of == protocol and when == night}
+def _least_steps(about: Mapping[Key, Mapping[str, Any]], floors: Floors) -> dict[Key, float]:
+    """From which step on a series of few nights is told by its size: margin, and three times the A/A noise."""
+    found = {}
+    for key, row in about.items():
+        if row["scale"] == "ratio":
+            protocol, host, _, _, _, phase, _, metric = key
+            noise = _floor(floors, protocol, host, phase, metric) or 0.0
+            found[key] = max(math.log1p(float(row["margin"])), NOISES_BY_SIZE * noise)
+    return found
+
+
+def _changes_on(settings: Settings, protocol: str, host: str, night: str) -> dict[str, tuple[str, str]]:
+    """What differs from the last night before on which this very host ran; what either did not tell is no change."""
+    nights = [when for of, name, when in settings if (of, name) == (protocol, host) and when < night]
+    if not nights or (protocol, host, night) not in settings:
+        return {}
+    was, now = settings[protocol, host, max(nights)], settings[protocol, host, night]
+    told = was.keys() & now.keys()
+    return setting_changes({n: v for n, v in was.items() if n in told}, {n: v for n, v in now.items() if n in told})
+
+
+def _changes_at(settings: Settings, protocol: str, host: str, night: str) -> dict[str, tuple[str, str]]:
+    """What changed that night on the host; over the fleet, on more than half of its hosts in one way."""
+    if host != ALL_HOSTS:
+        return _changes_on(settings, protocol, host, night)
+    hosts = {name for of, name, when in settings if of == protocol and when == night}
     counted: dict[tuple[str, str, str], int] = {}
-    for host in hosts:
-        for name, pair in setting_changes(
-            settings.get((protocol, host, before), {}), settings[protocol, host, night]
-        ).items():
-            counted[name, *pair] = counted.get((name, *pair), 0) + 1
+    for name in hosts:
+        for setting, pair in _changes_on(settings, protocol, name, night).items():
+            counted[setting, *pair] = counted.get((setting, *pair), 0) + 1
     return {name: (was, now) for (name, was, now), count in counted.items() if 2 * count > len(hosts)}
 
 
