@@ -115,6 +115,7 @@ def fleet(tmp_path: Path):
         "trial_account": "",
         "trial_may_be_disturbed": True,
         "trial_sweep_first_seconds": 1,
+        "trial_fetch": False,
     }
     (tmp_path / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts, "vars": shared}}))
     return tmp_path

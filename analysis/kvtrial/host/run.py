@@ -40,6 +40,7 @@ from kvtrial.record.store import sha256_of_file, sync_directory, write_atomicall
 from kvtrial.record.version import SCHEMA_VERSION
 
 KEEPER_FILES = ("keeper.json", "keeper.log", "engine.json", "exit.json", "engine.log", "replicas.json")
+GONE_WITHIN_SECONDS = 2.0
 OUTCOMES: dict[FaultOrigin, Outcome] = {"engine": "engine_fault", "environment": "environment_fault"}
 STOPPING_REASONS = {
     "ram_below_reserve": ("ram_below_reserve", "available RAM fell below the reserve; the engine was ended"),
@@ -275,6 +276,10 @@ def _why_failed(
     `deadlocked`: the client's watchdog saw it while the requests were in flight.
     """
     status = engine.health_status()
+    # A process that is being killed answers nothing for a moment before it is gone.
+    give_up = time.monotonic() + GONE_WITHIN_SECONDS
+    while status is None and engine.is_up() and time.monotonic() < give_up:
+        time.sleep(0.05)
     if not engine.is_up():
         return engine.fault("engine_died", phase, f"the engine ended in phase {phase}; {detail}")
     if status != 200:
