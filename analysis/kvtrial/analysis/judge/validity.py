@@ -8,6 +8,7 @@ import msgspec
 
 from kvtrial.analysis.check import check_launches
 from kvtrial.analysis.judge.evidence import named, ranged
+from kvtrial.analysis.judge.known import refused, unreadable_version
 from kvtrial.analysis.judge.results import Pair, Results, Run
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.words import listed, plural, whole
@@ -34,11 +35,13 @@ class Dropped(msgspec.Struct, frozen=True):
 
 def fatal(results: Results) -> Iterator[Finding]:
     """Findings that make the whole set INVALID."""
-    yield from _launched(results)
+    of_launches = list(_launched(results))
+    yield from of_launches
     yield from _answers(results)
     yield from _warm_cache(results)
     yield from _order(results)
     yield from _treatment(results)
+    yield from refused(results, {finding.class_ for finding in of_launches})
 
 
 def dropped(results: Results) -> list[Dropped]:
@@ -106,7 +109,7 @@ def _late_client(pair: Pair, results: Results) -> str | None:
 
 def _launched(results: Results) -> Iterator[Finding]:
     """What `kvtrial check` refuses of the arms' launches, where the set states them and its version."""
-    if not results.launches or results.vllm_version is None:
+    if not results.launches or results.vllm_version is None or unreadable_version(results):
         return
     for found in check_launches({}, {"version": results.vllm_version}, results.launches):
         if found.class_ in _OF_LAUNCHES and found.severity == "refuse":

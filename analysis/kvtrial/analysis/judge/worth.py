@@ -7,6 +7,8 @@ import msgspec
 
 from kvtrial.analysis import effect
 from kvtrial.analysis.judge.evidence import evidence, preempted
+from kvtrial.analysis.judge.known import notes as notes_on_defects
+from kvtrial.analysis.judge.known import warned
 from kvtrial.analysis.judge.plain import percent_differences, plain_numbers
 from kvtrial.analysis.judge.results import Pair, Results
 from kvtrial.analysis.judge.validity import Dropped, dropped, fatal
@@ -47,6 +49,7 @@ class Judgement(msgspec.Struct, frozen=True, rename={"class_": "class"}):
 
 def judge(results: Results) -> Judgement:
     """The verdict on a result set: validity first, blind to the outcome, then the effect of the pairs that count."""
+    results = msgspec.structs.replace(results, notes=[*results.notes, *notes_on_defects(results)])
     out = dropped(results)
     kept = [pair for pair in results.pairs if pair not in [drop.pair for drop in out]]
     invalid = list(fatal(results))
@@ -64,7 +67,12 @@ def judge(results: Results) -> Judgement:
     comparison = _comparison(results, kept, interval, margin, word)
     found_by_effect = _by_effect(results, kept, interval, comparison, note)
     verdict = _capped(comparison.verdict, results, out, found_by_effect.class_)
-    findings = [found_by_effect]
+    beside = list(warned(results))
+    if beside:
+        found_by_effect = msgspec.structs.replace(
+            found_by_effect, do=f"Settle first what is said beside it. {found_by_effect.do}"
+        )
+    findings = [found_by_effect, *beside]
     if out:
         findings.insert(0, _removed(results, out, found_by_effect, comparison))
     comparison = msgspec.structs.replace(comparison, verdict=verdict)

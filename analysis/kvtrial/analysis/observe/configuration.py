@@ -81,7 +81,7 @@ def configuration_of_host(facts: HostFacts, version: str | None = None) -> Confi
         ArmLaunch(argv, facts.env),
         "the host's facts",
         facts.vllm_version or version,
-        _backend(facts.argv, facts.env),
+        likely_backend(facts.argv, facts.env),
         {name: value for name, value in host.items() if value is not None},
     )
 
@@ -232,7 +232,7 @@ def _of(source: str, args: list[Any], env: Mapping[Any, Any], raw: Mapping[str, 
     environment = redacted_env({str(key): str(value) for key, value in env.items()})
     version = raw.get("vllm_version") or raw.get("version")
     return Configuration(
-        ArmLaunch(argv, environment), source, str(version) if version else None, _backend(argv, environment)
+        ArmLaunch(argv, environment), source, str(version) if version else None, likely_backend(argv, environment)
     )
 
 
@@ -258,5 +258,5 @@ def _after_vllm(argv: list[str]) -> list[str]:
     return argv
 
 
-def _backend(argv: list[str], env: Mapping[str, str]) -> Backend:
+def likely_backend(argv: list[str], env: Mapping[str, str]) -> Backend:
     return "cpu" if any(name.startswith("VLLM_CPU_") for name in env) else "cuda"
