@@ -259,4 +259,5 @@ def _after_vllm(argv: list[str]) -> list[str]:
 
 
 def likely_backend(argv: list[str], env: Mapping[str, str]) -> Backend:
+    """The backend that a server is taken for by its environment."""
     return "cpu" if any(name.startswith("VLLM_CPU_") for name in env) else "cuda"

@@ -10,7 +10,7 @@ from kvtrial.analysis.observe.configuration import Configuration
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.words import listed, plural
 from kvtrial.record.observed import HostFacts
-from kvtrial.record.oom import MemoryCounters, tell_apart
+from kvtrial.record.oom import MemoryCounters, killed_others, tell_apart
 from kvtrial.record.versions import data, within
 
 GIB = 2**30
@@ -157,9 +157,24 @@ def _addresses(facts: HostFacts | None, configuration: Configuration | None) -> 
     return [f"{configuration.parsed.text('host') or '0.0.0.0'}:{port}"]
 
 
+def another_process_killed(lines: list[str]) -> Iterator[Finding]:
+    """What the kernel killed beside the server: the server did not die of it, and RAM was short all the same."""
+    if lines:
+        yield Finding(
+            "another_process_killed",
+            "warn",
+            f"The kernel killed {plural(len(lines), 'process', 'processes')} by its name none of vLLM's, for lack of "
+            f"memory: '{lines[-1].strip()}'. The server did not end by it.",
+            {"lines": len(lines)},
+            "Look what takes the host's RAM; the next one killed may be the server, the largest process there.",
+        )
+
+
 def _killed(facts: HostFacts) -> Iterator[Finding]:
     none = MemoryCounters(None, None, None)
-    told = tell_apart(None, none, none, facts.kernel_lines)
+    others = killed_others(facts.kernel_lines)
+    yield from another_process_killed(others)
+    told = tell_apart(None, none, none, [line for line in facts.kernel_lines if line not in others])
     kills = facts.cgroup_oom_kills or 0
     if told.kind == "none" and not kills:
         return
