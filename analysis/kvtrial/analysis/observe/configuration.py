@@ -19,7 +19,13 @@ from kvtrial.record.errors import UnusableInput
 from kvtrial.record.launch import ArmLaunch, ParsedArgs, async_scheduling, parse_vllm_args
 from kvtrial.record.observed import HostFacts, redacted_argv, redacted_env
 
-_NOT_FOR_A_RUNNING_ONE = {"gpu_kv_not_pinned", "kv_layout_differs", "tier_leaves_no_room", "driver_not_judged"}
+_NOT_FOR_A_RUNNING_ONE = {
+    "gpu_kv_not_pinned",
+    "kv_layout_differs",
+    "tier_leaves_no_room",
+    "tier_not_compared",
+    "driver_not_judged",
+}
 _TRANSFER_PRINTED = ("kv_connector", "kv_role", "kv_connector_extra_config", "kv_load_failure_policy")
 _SAID_BY_EXPOSURE = {"dev_mode_exposed", "non_loopback_bind"}
 """Where a server listens is judged with its sockets and routes, apart."""

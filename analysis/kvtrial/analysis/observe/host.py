@@ -9,13 +9,10 @@ from kvtrial.analysis.observe.capacity import Told
 from kvtrial.analysis.observe.configuration import Configuration
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.words import listed, plural
+from kvtrial.analysis.reserve import GIB, LEAST_RESERVE_BYTES, ram_reserve
 from kvtrial.record.observed import HostFacts
 from kvtrial.record.oom import MemoryCounters, killed_others, tell_apart
 from kvtrial.record.versions import data, within
-
-GIB = 2**30
-RAM_RESERVE_BYTES = 8 * GIB
-RAM_RESERVE_SHARE = 0.10
 
 
 class Guarded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,7 +104,7 @@ def memory(facts: HostFacts, told: Told) -> Iterator[Finding]:
             "Enlarge /dev/shm (container --shm-size or --ipc=host, else remount) or take a smaller tier.",
         )
     limit, used = facts.cgroup_limit_bytes, facts.cgroup_used_bytes
-    if limit is not None and size and limit < size + RAM_RESERVE_BYTES:
+    if limit is not None and size and limit < size + LEAST_RESERVE_BYTES:
         yield Finding(
             "cgroup_limit_near",
             "warn",
@@ -120,11 +117,7 @@ def memory(facts: HostFacts, told: Told) -> Iterator[Finding]:
             "Raise MemoryMax= of the unit (--memory of the container), or take a smaller tier.",
         )
     ram, free = facts.ram_total_bytes, facts.ram_available_bytes
-    if (
-        ram is not None
-        and free is not None
-        and free < (reserve := max(RAM_RESERVE_BYTES, int(RAM_RESERVE_SHARE * ram)))
-    ):
+    if ram is not None and free is not None and free < (reserve := ram_reserve(ram)):
         yield Finding(
             "ram_short",
             "warn",
