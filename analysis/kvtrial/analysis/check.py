@@ -18,7 +18,11 @@ from kvtrial.record.hazards import facts_seen, hazards_for
 from kvtrial.record.launch import parse_vllm_args
 from kvtrial.record.versions import release
 
-__all__ = ["Finding", "check_launches", "parse_vllm_args"]
+__all__ = ["Finding", "check_launches", "not_checked", "parse_vllm_args"]
+
+_HOST_FACTS = ("python", "glibc", "driver_version", "ram_available_bytes", "dev_shm_free_bytes")
+_OF_GPU_HOSTS = {"glibc", "driver_version", "dev_shm_free_bytes"}
+"""What the checks of the CPU engine never ask."""
 
 
 def check_launches(
@@ -53,6 +57,14 @@ def check_launches(
     findings += _check_hazards(read, version, backend, said)
     findings += _hazards_at_hand(read, version, backend, host, said)
     return sorted(findings, key=lambda finding: finding.severity != "refuse")
+
+
+def not_checked(launch: Mapping[str, Any]) -> str | None:
+    """A sentence on the facts of a host that a launch's file lacks, so that nothing was judged by them."""
+    cpu = launch["vllm"].get("backend") == "cpu"
+    asked = [name for name in _HOST_FACTS if not (cpu and name in _OF_GPU_HOSTS)]
+    absent = [name for name in asked if launch["host"].get(name) is None]
+    return f"Not checked, since host does not state it: {', '.join(absent)}." if absent else None
 
 
 def _check_platform(host: Mapping[str, Any], backend: Backend) -> Iterator[Finding]:

@@ -5,15 +5,13 @@ from typing import Any
 
 from kvtrial.analysis.check_connector import CPU_BLOCK_MULTIPLE
 from kvtrial.analysis.launch_arm import CPU_BLOCK_TOKENS, Arm, Finding
+from kvtrial.analysis.reserve import GIB, ram_reserve
 from kvtrial.record.hazards import DEFAULT_SPEC
 from kvtrial.record.versions import within
 
-GIB = 2**30
 GIB_SUSPICION_BYTES = 65536
 MOST_TIER_BYTES = 2**50
 TIER_OVER_GPU_COMFORT = 1.5
-RAM_RESERVE_BYTES = 8 * GIB
-RAM_RESERVE_SHARE = 0.10
 
 
 def check_sizes(arm: Arm, host: Mapping[str, Any]) -> Iterator[Finding]:
@@ -56,6 +54,16 @@ def check_sizes(arm: Arm, host: Mapping[str, Any]) -> Iterator[Finding]:
         return
     if tier.connector == "OffloadingConnector" and within(arm.version, "0.14", None):
         yield from _check_capacity(arm, tier.cpu_bytes)
+    elif tier.connector in ("OffloadingConnector", "SimpleCPUOffloadConnector"):
+        yield Finding(
+            "tier_not_compared",
+            "warn",
+            arm.name,
+            f"How {tier.connector} of vLLM {arm.version} lays out its {tier.cpu_bytes} bytes was not read, so whether "
+            "that is more than the GPU's KV cache was not checked.",
+            {"cpu_bytes_to_use": tier.cpu_bytes},
+            "Make the tier clearly larger than the GPU's KV cache (2x or more).",
+        )
     yield from _check_room(arm, tier.cpu_bytes, host)
 
 
@@ -110,6 +118,16 @@ def _check_capacity(arm: Arm, tier_bytes: int) -> Iterator[Finding]:
             f"cpu_bytes_to_use={tier_bytes} is {tier_bytes} bytes{guess}",
             {"cpu_bytes_to_use": tier_bytes, "bytes_if_gib": tier_bytes * GIB},
             f"Give bytes: {tier_bytes * GIB}.",
+        )
+    if chunk is None and not guess:
+        yield Finding(
+            "tier_not_compared",
+            "warn",
+            arm.name,
+            f"How many bytes of KV cache a token of {arm.parsed.model or 'the model'} takes is not known, so whether "
+            f"the tier of {tier_bytes} bytes holds a chunk, and more tokens than the GPU's KV cache, was not checked.",
+            {"cpu_bytes_to_use": tier_bytes},
+            "Give model.kv_bytes_per_token, such as 114688.",
         )
     if guess or chunk is None or tier_bytes < chunk:
         return
@@ -211,11 +229,12 @@ def _check_room(arm: Arm, tier_bytes: int, host: Mapping[str, Any]) -> Iterator[
         return
     left = int(ram) - tier_bytes
     declared = host.get("ram_reserve_bytes")
-    reserve = max(RAM_RESERVE_BYTES, int(RAM_RESERVE_SHARE * int(ram))) if declared is None else int(declared)
+    # Where the whole is not known, a tenth of what is available is the least that it can be.
+    reserve = ram_reserve(int(host.get("ram_total_bytes") or ram), None if declared is None else int(declared))
     if left < reserve:
         yield Finding(
             "host_memory_too_small",
-            "refuse" if left < 0 else "warn",
+            "refuse",
             arm.name,
             f"Of {ram} bytes of available memory ({int(ram) / GIB:.1f} GiB) the tier of {tier_bytes} bytes leaves "
             f"{left} ({left / GIB:.1f} GiB), less than the "

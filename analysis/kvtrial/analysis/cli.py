@@ -18,7 +18,7 @@ import yaml
 import kvtrial
 from kvtrial.analysis import answerschemas
 from kvtrial.analysis import campaign as campaigns
-from kvtrial.analysis.check import check_launches
+from kvtrial.analysis.check import check_launches, not_checked
 from kvtrial.analysis.history.arguments import add_arguments as add_history_arguments
 from kvtrial.analysis.judge import command as judging
 from kvtrial.analysis.launch_arm import ended
@@ -163,8 +163,9 @@ def check(options: argparse.Namespace) -> int:
     findings = check_launches(raw["host"], raw["vllm"], raw["arms"], raw.get("model"))
     refused = any(finding.severity == "refuse" for finding in findings)
     version = str(raw["vllm"]["version"])
-    notes = [note for note in (outside_read_range(version), hazards_not_read(version)) if note]
+    notes = [note for note in (outside_read_range(version), hazards_not_read(version), not_checked(raw)) if note]
     answer = {
+        "schema_version": 1,
         "verdict": "INVALID" if refused else "report",
         "class": findings[0].class_ if findings else None,
         "findings": [msgspec.to_builtins(finding) for finding in findings],

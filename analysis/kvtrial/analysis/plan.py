@@ -39,6 +39,7 @@ from kvtrial.analysis.protocols import (
     resolve,
     with_sizes,
 )
+from kvtrial.analysis.reserve import ram_reserve
 from kvtrial.analysis.tiers import with_tier_sizes
 from kvtrial.analysis.workingset import (
     PhaseNeed,
@@ -282,7 +283,8 @@ def refuse(host_name: str, host: HostInput, protocol: Protocol) -> None:
     for gate in protocol.gates:
         # Their parameters may be sizes, which a host sets.
         read_parameters(protocol, gate)
-    refusals = [finding for finding in findings(host, protocol) if finding.severity == "refuse"]
+    # Room in RAM is counted below, with the engine's own beside the tier's.
+    refusals = [f for f in findings(host, protocol) if f.severity == "refuse" and f.class_ != "host_memory_too_small"]
     # Two interfaces at once make an arm look wrong in other ways too; the cause is named, not what follows from it.
     for finding in sorted(refusals, key=lambda finding: finding.class_ != "mixed_interfaces"):
         where = f"host {host_name}, arm {finding.arm}" if finding.arm else f"host {host_name}"
@@ -453,9 +455,7 @@ def _holds(argv: list[str], words: list[str]) -> bool:
 
 def _ram_reserve(host: HostInput) -> int:
     """RAM that must stay free: as declared for the host, else the larger of 8 GiB and a tenth."""
-    if host.ram_reserve_bytes is not None:
-        return host.ram_reserve_bytes
-    return max(8 * GIB, int(host.facts.get("ram_total_bytes", 0)) // 10)
+    return ram_reserve(int(host.facts.get("ram_total_bytes", 0)), host.ram_reserve_bytes)
 
 
 def _tier_bytes(host: HostInput, protocol: Protocol) -> dict[str, int]:

@@ -5,7 +5,9 @@ optional: an absent fact is not judged. Secrets are redacted before the file is 
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -91,9 +93,21 @@ def read_host_facts(path: Path) -> HostFacts:
             f"{path} has schema_version {facts.schema_version}, newer than {OBSERVED_SCHEMA_VERSION}, the newest this "
             "release reads; use a newer kvtrial."
         )
+    for name, value in _counts("", msgspec.to_builtins(facts)):
+        if value < 0:
+            raise UnusableInput(f"{path}: {name}={value} is below 0; leave out what is not known.")
     return msgspec.structs.replace(
         facts, argv=redacted_argv(facts.argv), env=redacted_env(facts.env), unit=redacted_text(facts.unit)
     )
+
+
+def _counts(name: str, value: Any) -> Iterator[tuple[str, int]]:
+    """Every number of a host's facts with its name; all are sizes or counts."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield name, value
+    elif isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _counts(f"{name}.{key}" if name else str(key), inner)
 
 
 def is_secret_name(name: str) -> bool:

@@ -46,6 +46,15 @@ SENTENCES: dict[Kind, tuple[str, str]] = {
 }
 _GLOBAL = re.compile(r"\bOut of memory: Killed process (?P<pid>\d+)")
 _CGROUP = re.compile(r"\bMemory cgroup out of memory: Killed process (?P<pid>\d+)")
+_NAMED = re.compile(r"\bKilled process \d+ \((?P<name>[^)]+)\)")
+_OF_AN_ENGINE = re.compile(r"vllm|engine|python|worker|pt_main_thread|^ray", re.IGNORECASE)
+"""Names that the processes of a vLLM server have in the kernel's log, of 15 characters at most."""
+
+
+def killed_others(kernel_lines: Iterable[str]) -> list[str]:
+    """Lines about a killed process whose name is none of a vLLM server's processes; one without a name is not."""
+    named = [(line, _NAMED.search(line)) for line in kernel_lines]
+    return [line for line, found in named if found and not _OF_AN_ENGINE.search(found["name"])]
 
 
 class MemoryCounters(Struct, frozen=True):

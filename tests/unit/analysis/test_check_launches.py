@@ -139,7 +139,7 @@ def test_tier_is_compared_in_tokens_of_the_given_model():
     launch = good()
     for arm in launch["arms"].values():
         arm["args"][0] = "some/model"
-    assert check(launch) == [] or classes(check(launch)) == ["gpu_kv_not_pinned"]
+    assert classes(check(launch)) == ["tier_not_compared"]
     for arm in ("control", "variant"):
         option(launch, arm, "--num-gpu-blocks-override", 8193)
     assert classes(check(launch, {"kv_bytes_per_token": 147456})) == ["tier_smaller_than_gpu_kv"]
@@ -291,10 +291,34 @@ def test_dev_shm_too_small_from_0_27_on():
 
 def test_a_tier_beyond_the_host_s_memory():
     launch = good()
-    launch["host"]["ram_available_bytes"] = 20 * 2**30
-    assert classes(check(launch), "warn") == ["host_memory_too_small"]
+    for room, refused in [(20, ["host_memory_too_small"]), (24, []), (25, [])]:
+        launch["host"]["ram_available_bytes"] = room * 2**30
+        assert classes(check(launch), "refuse") == refused
+    launch["host"]["ram_total_bytes"] = 100 * 2**30
+    assert classes(check(launch), "refuse") == ["host_memory_too_small"]
     launch["host"]["ram_available_bytes"] = 15 * 2**30
     assert classes(check(launch), "refuse") == ["host_memory_too_small"]
+
+
+def test_a_tier_that_can_not_be_compared_is_said():
+    launch = good()
+    for arm in launch["arms"].values():
+        arm["args"][0] = "some/model"
+    assert classes(check(launch), "warn") == ["tier_not_compared"]
+    assert "some/model" in check(launch)[0].reason
+    assert check(launch, {"kv_bytes_per_token": 57344}) == []
+
+
+def test_what_the_command_did_not_check_is_said_with_a_version_of_its_answer(tmp_path, capsys):
+    launch = good()
+    launch["host"] = {"python": "3.12"}
+    (tmp_path / "launch.yml").write_text(json.dumps(launch))
+    main(["check", str(tmp_path / "launch.yml"), "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema_version"] == 1
+    assert answer["notes"] == [
+        "Not checked, since host does not state it: glibc, driver_version, ram_available_bytes, dev_shm_free_bytes."
+    ]
 
 
 def test_development_endpoints_beyond_loopback():
@@ -604,7 +628,7 @@ def test_memory_is_judged_on_both_backends_and_by_the_reserve_that_a_host_declar
         launch["host"] |= {"ram_available_bytes": 20 * 2**30, **host}
         return [f.severity for f in check(launch) if f.class_ == "host_memory_too_small"]
 
-    assert found() == ["warn"]
+    assert found() == ["refuse"]
     assert found(ram_reserve_bytes=2**30) == []
     assert found(ram_available_bytes=8_000_000_000) == ["refuse"]
 

@@ -138,11 +138,37 @@ def test_all_of_one_arm_before_all_of_the_other_is_seen_by_the_starts():
     assert judged(raw).class_ == "order_confounded_with_arm"
 
 
-def test_where_no_order_is_stated_none_is_judged():
+@pytest.mark.parametrize("starts", [True, False])
+def test_where_no_order_is_known_none_is_judged_and_that_is_said(starts: bool):
     raw = results(0.7)
+    assert "order_unknown" not in [one.class_ for one in judged(raw).findings]
     for pair in raw["pairs"]:
         del pair["order"]
-    assert judged(raw).class_ == "improvement_valid"
+        if not starts:
+            del pair["control"]["server_start"], pair["variant"]["server_start"]
+    answer = judged(raw)
+    assert answer.class_ == "improvement_valid"
+    assert "not stated for any pair" in answer.findings[1].reason and answer.findings[1].class_ == "order_unknown"
+    assert answer.findings[0].do.startswith("Settle first")
+
+
+def test_starts_of_a_server_for_every_run_say_the_order():
+    raw = results(0.7)
+    for number, pair in enumerate(raw["pairs"]):
+        del pair["order"]
+        pair["control"]["server_start"], pair["variant"]["server_start"] = 1000.0 + 10 * number, 1005.0 + 10 * number
+    assert judged(raw).class_ == "order_confounded_with_arm"
+    for number, pair in enumerate(raw["pairs"]):
+        pair["variant"]["server_start"] += -9 * (number % 2)
+    assert [one.class_ for one in judged(raw).findings] == ["improvement_valid"]
+
+
+@pytest.mark.parametrize("ratio", [0.7, 1.4])
+def test_noise_of_identical_arms_as_large_as_the_effect_shows_no_difference(ratio: float):
+    answer = judged(results(ratio, aa_noise_pct=45))
+    assert (answer.verdict, answer.class_) == ("INCONCLUSIVE", "difference_not_shown")
+    assert "by 45 %" in answer.findings[0].reason and "Publish" not in answer.findings[0].do
+    assert judged(results(ratio, aa_noise_pct=2)).verdict in ("BETTER", "WORSE")
 
 
 def test_another_answer_makes_times_worthless():
@@ -176,6 +202,20 @@ def test_gpu_hits_alike_and_small_in_both_arms_are_a_shared_beginning():
     for pair in raw["pairs"]:
         pair["control"]["local_hit_tokens"] = pair["variant"]["local_hit_tokens"] = 6_000
     assert judged(raw).class_ == "improvement_valid"
+
+
+def test_gpu_hits_in_both_arms_of_prompts_of_unknown_length_leave_it_open_whether_the_cache_was_evicted():
+    raw = results(0.7)
+    for pair in raw["pairs"]:
+        pair["control"]["local_hit_tokens"] = pair["variant"]["local_hit_tokens"] = 6_000
+    answer = judged(raw)
+    assert answer.verdict == "BETTER"
+    found = next(one for one in answer.findings if one.class_ == "gpu_hits_in_both_arms")
+    assert "6,000 tokens a run" in found.reason and "is unknown" in found.reason and found.confidence == "unknown"
+    half = judged(raw | {"workload": {"prompt_tokens_per_run": 12_000}})
+    assert "50 % of the variant's" in next(f.reason for f in half.findings if f.class_ == "gpu_hits_in_both_arms")
+    small = judged(raw | {"workload": {"prompt_tokens_per_run": 192_000}})
+    assert "gpu_hits_in_both_arms" not in [one.class_ for one in small.findings]
 
 
 def test_both_arms_served_by_the_gpu_cache_did_not_try_the_tier():

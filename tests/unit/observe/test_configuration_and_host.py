@@ -219,7 +219,6 @@ def test_the_launch_of_a_real_log_is_read():
         {"requests": {"sent": 120, "completed": 118}},
         {"requests": [{}] * 120},
         {"completed": 100, "aborted": 20},
-        [{}] * 120,
     ],
 )
 def test_what_a_client_sent_is_read_by_any_of_its_usual_names(raw, tmp_path):
@@ -227,11 +226,34 @@ def test_what_a_client_sent_is_read_by_any_of_its_usual_names(raw, tmp_path):
     assert read_client(tmp_path / "client.json").sent == 120
 
 
-@pytest.mark.parametrize("text", ["{}", "[", '{"sent": "many"}', "null"])
+@pytest.mark.parametrize("text", ["{}", "[", '{"sent": "many"}', "null", "[]", '[{"sent": 5}]'])
 def test_a_client_that_names_no_number_is_refused(text: str, tmp_path):
     (tmp_path / "client.json").write_text(text)
     with pytest.raises(UnusableInput):
         read_client(tmp_path / "client.json")
+
+
+@pytest.mark.parametrize(
+    ("raw", "named"),
+    [
+        ({"ram_total_bytes": -1}, "ram_total_bytes=-1"),
+        ({"gpus": [{"name": "NVIDIA H200", "other_bytes": -5}]}, "gpus.0.other_bytes=-5"),
+    ],
+)
+def test_a_host_with_less_than_nothing_is_refused(raw: dict, named: str, tmp_path):
+    (tmp_path / "facts.json").write_text(json.dumps(raw))
+    with pytest.raises(UnusableInput, match=f"{named} is below 0"):
+        read_host_facts(tmp_path / "facts.json")
+
+
+@pytest.mark.parametrize("name", ["chrome", "Isolated Web Co", "java"])
+def test_another_process_that_the_kernel_killed_is_no_death_of_the_server(name: str):
+    line = f"Out of memory: Killed process 4 ({name}) total-vm:9kB"
+    answer = told(*LOCAL, facts=host(kernel_lines=[line]))
+    assert classes(answer) == ["another_process_killed"]
+    assert name in answer.findings[0].reason and "did not end by it" in answer.findings[0].reason
+    both = told(*LOCAL, facts=host(kernel_lines=[line, "Out of memory: Killed process 5 (VLLM::EngineCor)"]))
+    assert both.class_ == "out_of_memory_kernel_oom_killer" and name not in both.findings[0].reason
 
 
 def test_facts_of_a_host_are_checked_and_redacted_on_reading(tmp_path):

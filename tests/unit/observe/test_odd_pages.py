@@ -180,6 +180,14 @@ def test_a_version_newer_than_those_read_is_read_by_what_it_exports_and_says_so(
     assert seen(BEFORE, AFTER, version="0.26.0").notes == []
 
 
+@pytest.mark.parametrize(("stated", "made"), [("0.11.2", "0.26.0"), ("0.24.0", "0.32.0"), ("0.32.0", "0.22.0")])
+def test_a_version_that_the_page_contradicts_is_said(stated: str, made: str):
+    pair = page(made, finished=100.0), page(made, finished=200.0)
+    (note,) = seen(*pair, version=stated).notes
+    assert note.startswith(f"vLLM {stated} was stated, and the page is of ") and "may be wrong" in note
+    assert seen(*pair, version=made).notes == [] == seen(*pair).notes
+
+
 @pytest.mark.parametrize(
     "arguments", [["--metrics", "none.prom"], ["--log", "none.log"], ["--url", "not an address:x"], []]
 )

@@ -85,6 +85,7 @@ def test_what_the_kernel_killed_is_no_cuda_error_and_no_preemption():
     for line, class_ in [
         ("kernel: Out of memory: Killed process 811 (VLLM::EngineCor)", "out_of_memory_kernel_oom_killer"),
         ("kernel: Memory cgroup out of memory: Killed process 811 (VLLM)", "out_of_memory_cgroup_limit"),
+        ("kernel: Out of memory: Killed process 811 (chrome) total-vm:9kB", "another_process_killed"),
     ]:
         assert logged(log_of(status_line(0), line)).class_ == class_
 

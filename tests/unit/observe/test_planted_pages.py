@@ -5,7 +5,7 @@ import pytest
 from kvtrial.analysis.observe import observe
 from kvtrial.analysis.observe.client import Client
 from kvtrial.record.launch import ArmLaunch
-from planted import classes, launch, page, pages, seen
+from planted import STARTED, classes, launch, page, pages, seen
 
 BUSY = {"running": 20.0, "finished": 100.0, "prompt": 100_000.0, "generated": 9_000.0}
 LATER = {"running": 20.0, "finished": 200.0, "prompt": 200_000.0, "generated": 18_000.0}
@@ -410,6 +410,15 @@ def test_counters_that_fell_without_a_restart_are_pages_out_of_order_or_of_two_s
     answer = seen(page(**LATER), page(**BUSY))
     assert answer.class_ == "counter_reset"
     assert "another order" in answer.findings[0].reason
+    assert "Give the pages in the order" in answer.findings[0].do and "restarted" not in answer.findings[0].do
+
+
+def test_pages_from_before_and_after_a_restart_that_were_swapped_are_no_restart():
+    swapped = seen(page(started=STARTED + 900, **BUSY), page(**LATER))
+    assert swapped.class_ == "counter_reset" and "The server was restarted" not in swapped.findings[0].reason
+    assert "Give the pages in the order" in swapped.findings[0].do
+    restarted = seen(page(**LATER), page(started=STARTED + 900, **BUSY))
+    assert "Find out why the server restarted" in restarted.findings[0].do
 
 
 def test_a_window_without_a_restart_is_usable():

@@ -8,6 +8,7 @@ import msgspec
 
 from kvtrial.analysis.check import check_launches
 from kvtrial.analysis.judge.evidence import named, ranged
+from kvtrial.analysis.judge.known import refused, unreadable_version
 from kvtrial.analysis.judge.results import Pair, Results, Run
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.words import listed, plural, whole
@@ -34,11 +35,19 @@ class Dropped(msgspec.Struct, frozen=True):
 
 def fatal(results: Results) -> Iterator[Finding]:
     """Findings that make the whole set INVALID."""
-    yield from _launched(results)
+    of_launches = list(_launched(results))
+    yield from of_launches
     yield from _answers(results)
     yield from _warm_cache(results)
     yield from _order(results)
     yield from _treatment(results)
+    yield from refused(results, {finding.class_ for finding in of_launches})
+
+
+def unsettled(results: Results) -> Iterator[Finding]:
+    """Findings on what would make the set INVALID or not, and is not to be known from it."""
+    yield from _hits_in_both(results)
+    yield from _order_not_known(results)
 
 
 def dropped(results: Results) -> list[Dropped]:
@@ -106,7 +115,7 @@ def _late_client(pair: Pair, results: Results) -> str | None:
 
 def _launched(results: Results) -> Iterator[Finding]:
     """What `kvtrial check` refuses of the arms' launches, where the set states them and its version."""
-    if not results.launches or results.vllm_version is None:
+    if not results.launches or results.vllm_version is None or unreadable_version(results):
         return
     for found in check_launches({}, {"version": results.vllm_version}, results.launches):
         if found.class_ in _OF_LAUNCHES and found.severity == "refuse":
@@ -220,6 +229,38 @@ def _both_warm(results: Results) -> list[Pair]:
     return found if len(found) > len(results.pairs) / 2 else []
 
 
+def _hits_in_both(results: Results) -> Iterator[Finding]:
+    """GPU prefix hits in both arms that refuse nothing: a shared beginning, or a cache that was not evicted."""
+    if results.arms_identical:
+        return
+    pairs = [p for p in results.pairs if p.control.local_hit_tokens and p.variant.local_hit_tokens]
+    if len(pairs) <= len(results.pairs) / 2:
+        return
+    hits = {arm: [getattr(pair, arm).local_hit_tokens for pair in pairs] for arm in ("control", "variant")}
+    prompts = [pair.variant.prompt_tokens or results.prompt_tokens_per_run for pair in pairs]
+    known = [prompt for prompt in prompts if prompt]
+    shares = [_share(pair.variant, results) or 0.0 for pair in pairs]
+    size = (
+        f"{ranged([100 * share for share in shares], '.0f')} % of the variant's prompt tokens"
+        if known
+        else "how many tokens the prompts have is not stated, so how much of them that is, and whether the cache was "
+        "evicted before the return, is unknown"
+    )
+    if known and max(shares) <= HITS_APART:
+        return
+    yield Finding(
+        "gpu_hits_in_both_arms",
+        "warn",
+        f"The GPU prefix cache answered in both arms: {ranged(hits['control'], ',.0f')} tokens a run in the control, "
+        f"{ranged(hits['variant'], ',.0f')} in the variant; {size}. A beginning that all prompts share looks like "
+        "this, and so does a cache that was not evicted; a tier can only give what lies beyond it.",
+        {"control_local_hit_tokens": hits["control"], "variant_local_hit_tokens": hits["variant"]},
+        "State prompt_tokens of each run, or workload.prompt_tokens_per_run; evict the GPU's cache, or take new "
+        "prompts.",
+        "inferred" if known else "unknown",
+    )
+
+
 def _hits(pairs: Sequence[Pair], arm: str) -> float:
     return sum(getattr(pair, arm).local_hit_tokens or 0 for pair in pairs)
 
@@ -255,7 +296,7 @@ def _repeats(results: Results) -> str:
 
 
 def _order(results: Results) -> Iterator[Finding]:
-    firsts = [pair.order[0] for pair in results.pairs if pair.order]
+    firsts = [first for pair in results.pairs if (first := _first(pair, results))]
     total = len(firsts)
     by_arm = {arm: firsts.count(arm) for arm in ("control", "variant")}
     few = min(by_arm.values())
@@ -280,6 +321,35 @@ def _order(results: Results) -> Iterator[Finding]:
         | _drift_numbers(results),
         "Run again with the order changing by pair (ABBA), its first letter drawn, on servers of equal lifetime.",
     )
+
+
+def _order_not_known(results: Results) -> Iterator[Finding]:
+    unknown = [pair.name for pair in results.pairs if not _first(pair, results)]
+    if not unknown or len(results.pairs) < 2:
+        return
+    whose = "any pair" if len(unknown) == len(results.pairs) else f"pairs {named(unknown)}"
+    yield Finding(
+        "order_unknown",
+        "warn",
+        f"Which arm ran first is not stated for {whose} (no order, no start of a server for every run), so a change "
+        "with time (clocks and heat, caches filling, neighbours) can't be ruled out as what differs.",
+        {"pairs_without_order": unknown, "n_pairs": len(results.pairs)},
+        "State `order` of each pair, or `server_start` of each run.",
+        "unknown",
+    )
+
+
+def _first(pair: Pair, results: Results) -> str:
+    """The arm that ran first in a pair: as stated, else by the starts where every run had a server of its own."""
+    if pair.order:
+        return pair.order[0]
+    starts = [pair.control.server_start, pair.variant.server_start]
+    runs = len(results.pairs)
+    if starts[0] is None or starts[1] is None or starts[0] == starts[1]:
+        return ""
+    if any(_servers(results, arm) != runs for arm in ("control", "variant")):
+        return ""
+    return "control" if starts[0] < starts[1] else "variant"
 
 
 def _blocks(results: Results) -> str:

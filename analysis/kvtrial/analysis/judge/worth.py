@@ -7,9 +7,11 @@ import msgspec
 
 from kvtrial.analysis import effect
 from kvtrial.analysis.judge.evidence import evidence, preempted
+from kvtrial.analysis.judge.known import notes as notes_on_defects
+from kvtrial.analysis.judge.known import warned
 from kvtrial.analysis.judge.plain import percent_differences, plain_numbers
 from kvtrial.analysis.judge.results import Pair, Results
-from kvtrial.analysis.judge.validity import Dropped, dropped, fatal
+from kvtrial.analysis.judge.validity import Dropped, dropped, fatal, unsettled
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.words import listed
 from kvtrial.record.verdict import Word
@@ -47,6 +49,7 @@ class Judgement(msgspec.Struct, frozen=True, rename={"class_": "class"}):
 
 def judge(results: Results) -> Judgement:
     """The verdict on a result set: validity first, blind to the outcome, then the effect of the pairs that count."""
+    results = msgspec.structs.replace(results, notes=[*results.notes, *notes_on_defects(results)])
     out = dropped(results)
     kept = [pair for pair in results.pairs if pair not in [drop.pair for drop in out]]
     invalid = list(fatal(results))
@@ -64,7 +67,12 @@ def judge(results: Results) -> Judgement:
     comparison = _comparison(results, kept, interval, margin, word)
     found_by_effect = _by_effect(results, kept, interval, comparison, note)
     verdict = _capped(comparison.verdict, results, out, found_by_effect.class_)
-    findings = [found_by_effect]
+    beside = [*warned(results), *unsettled(results)]
+    if beside:
+        found_by_effect = msgspec.structs.replace(
+            found_by_effect, do=f"Settle first what is said beside it. {found_by_effect.do}"
+        )
+    findings = [found_by_effect, *beside]
     if out:
         findings.insert(0, _removed(results, out, found_by_effect, comparison))
     comparison = msgspec.structs.replace(comparison, verdict=verdict)
@@ -98,13 +106,15 @@ def _comparison(
 
 
 def _capped(word: Word, results: Results, out: Sequence[Dropped], class_: str) -> Word | str:
-    """INCONCLUSIVE instead of BETTER where pairs left for faults of the variant alone; INVALID where an A/A fails."""
+    """INCONCLUSIVE where pairs left for faults of the variant alone or noise is as large; INVALID where A/A fails."""
     if class_ == "aa_differs":
         return "INVALID"
     if results.arms_identical and word in ("BETTER", "WORSE"):
         return "INCONCLUSIVE"
     of_variant = [drop for drop in out if drop.arm == "variant"]
     of_control = [drop for drop in out if drop.arm == "control"]
+    if word in ("BETTER", "WORSE") and class_ == "difference_not_shown":
+        return "INCONCLUSIVE"
     if word == "BETTER" and len(of_variant) > MOST_DROPPED_OF_ONE_ARM and not of_control:
         return "INCONCLUSIVE"
     return word
@@ -137,6 +147,17 @@ def _by_effect(
     border = f"{100 * comparison.margin:g} %"
     said = f"{results.metric}: {counts}, {_interval(comparison)}"
     plain = f" A plain mean of the pairs gives {numbers['mean_pct']:+.2f} % ({_t(numbers)})."
+    if comparison.verdict in ("BETTER", "WORSE") and _within_noise(results, comparison):
+        return Finding(
+            "difference_not_shown",
+            "warn",
+            f"{said}. Yet with nothing changed this set-up differs by {results.aa_noise_pct:g} % (the stated A/A "
+            f"noise), which is not less than this effect.{plain} {proof}{preempted(kept)}",
+            numbers | proved | {"aa_noise_pct": results.aa_noise_pct},
+            "Find what makes the noise (order, lifetime of the server, cache, neighbours), then run A/A and these "
+            "pairs again.",
+            "unknown",
+        )
     if comparison.verdict == "BETTER":
         return Finding(
             "improvement_valid",
@@ -193,8 +214,13 @@ def _t(numbers: dict[str, Any]) -> str:
 def _floor(results: Results, comparison: Comparison) -> str:
     if results.aa_noise_pct is None:
         return ""
-    beyond = abs(100 * (comparison.effect - 1)) > results.aa_noise_pct
-    return f" The stated A/A noise of {results.aa_noise_pct:g} % is {'smaller' if beyond else 'not smaller'}."
+    within = _within_noise(results, comparison)
+    return f" The stated A/A noise of {results.aa_noise_pct:g} % is {'not smaller' if within else 'smaller'}."
+
+
+def _within_noise(results: Results, comparison: Comparison) -> bool:
+    """Whether identical arms were stated to differ by as much as these do."""
+    return results.aa_noise_pct is not None and abs(100 * (comparison.effect - 1)) <= results.aa_noise_pct
 
 
 def _direction(differences: Sequence[float], sign: int) -> str:

@@ -81,6 +81,11 @@ def read_client(path: Path) -> Client:
         raise UnusableInput(f"{path} can't be read ({error.strerror}); give an existing file.") from None
     except ValueError as error:
         raise UnusableInput(f"{path} is not JSON ({error}); give what the client sent as JSON.") from None
+    if not isinstance(raw, dict):
+        raise UnusableInput(
+            f"{path} holds no mapping but {'a list' if isinstance(raw, list) else repr(raw)[:40]}; give a mapping with "
+            "`sent`, and `completed`, `failed`, `aborted` where they are known."
+        )
     found = _client_of(raw)
     if found.sent is None:
         raise UnusableInput(
@@ -90,11 +95,7 @@ def read_client(path: Path) -> Client:
     return found
 
 
-def _client_of(raw: Any) -> Client:
-    if isinstance(raw, list):
-        return Client(sent=float(len(raw)))
-    if not isinstance(raw, dict):
-        return Client()
+def _client_of(raw: dict[str, Any]) -> Client:
     flat = {str(key).lower(): value for key, value in raw.items()}
     for inner in raw.values():
         # Totals may stand one level down, beside the settings; what stands outside counts first.

@@ -19,7 +19,13 @@ from kvtrial.record.errors import UnusableInput
 from kvtrial.record.launch import ArmLaunch, ParsedArgs, async_scheduling, parse_vllm_args
 from kvtrial.record.observed import HostFacts, redacted_argv, redacted_env
 
-_NOT_FOR_A_RUNNING_ONE = {"gpu_kv_not_pinned", "kv_layout_differs", "tier_leaves_no_room", "driver_not_judged"}
+_NOT_FOR_A_RUNNING_ONE = {
+    "gpu_kv_not_pinned",
+    "kv_layout_differs",
+    "tier_leaves_no_room",
+    "tier_not_compared",
+    "driver_not_judged",
+}
 _TRANSFER_PRINTED = ("kv_connector", "kv_role", "kv_connector_extra_config", "kv_load_failure_policy")
 _SAID_BY_EXPOSURE = {"dev_mode_exposed", "non_loopback_bind"}
 """Where a server listens is judged with its sockets and routes, apart."""
@@ -81,7 +87,7 @@ def configuration_of_host(facts: HostFacts, version: str | None = None) -> Confi
         ArmLaunch(argv, facts.env),
         "the host's facts",
         facts.vllm_version or version,
-        _backend(facts.argv, facts.env),
+        likely_backend(facts.argv, facts.env),
         {name: value for name, value in host.items() if value is not None},
     )
 
@@ -232,7 +238,7 @@ def _of(source: str, args: list[Any], env: Mapping[Any, Any], raw: Mapping[str, 
     environment = redacted_env({str(key): str(value) for key, value in env.items()})
     version = raw.get("vllm_version") or raw.get("version")
     return Configuration(
-        ArmLaunch(argv, environment), source, str(version) if version else None, _backend(argv, environment)
+        ArmLaunch(argv, environment), source, str(version) if version else None, likely_backend(argv, environment)
     )
 
 
@@ -258,5 +264,6 @@ def _after_vllm(argv: list[str]) -> list[str]:
     return argv
 
 
-def _backend(argv: list[str], env: Mapping[str, str]) -> Backend:
+def likely_backend(argv: list[str], env: Mapping[str, str]) -> Backend:
+    """The backend that a server is taken for by its environment."""
     return "cpu" if any(name.startswith("VLLM_CPU_") for name in env) else "cuda"

@@ -9,13 +9,10 @@ from kvtrial.analysis.observe.capacity import Told
 from kvtrial.analysis.observe.configuration import Configuration
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.words import listed, plural
+from kvtrial.analysis.reserve import GIB, LEAST_RESERVE_BYTES, ram_reserve
 from kvtrial.record.observed import HostFacts
-from kvtrial.record.oom import MemoryCounters, tell_apart
+from kvtrial.record.oom import MemoryCounters, killed_others, tell_apart
 from kvtrial.record.versions import data, within
-
-GIB = 2**30
-RAM_RESERVE_BYTES = 8 * GIB
-RAM_RESERVE_SHARE = 0.10
 
 
 class Guarded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,7 +104,7 @@ def memory(facts: HostFacts, told: Told) -> Iterator[Finding]:
             "Enlarge /dev/shm (container --shm-size or --ipc=host, else remount) or take a smaller tier.",
         )
     limit, used = facts.cgroup_limit_bytes, facts.cgroup_used_bytes
-    if limit is not None and size and limit < size + RAM_RESERVE_BYTES:
+    if limit is not None and size and limit < size + LEAST_RESERVE_BYTES:
         yield Finding(
             "cgroup_limit_near",
             "warn",
@@ -120,11 +117,7 @@ def memory(facts: HostFacts, told: Told) -> Iterator[Finding]:
             "Raise MemoryMax= of the unit (--memory of the container), or take a smaller tier.",
         )
     ram, free = facts.ram_total_bytes, facts.ram_available_bytes
-    if (
-        ram is not None
-        and free is not None
-        and free < (reserve := max(RAM_RESERVE_BYTES, int(RAM_RESERVE_SHARE * ram)))
-    ):
+    if ram is not None and free is not None and free < (reserve := ram_reserve(ram)):
         yield Finding(
             "ram_short",
             "warn",
@@ -157,9 +150,24 @@ def _addresses(facts: HostFacts | None, configuration: Configuration | None) -> 
     return [f"{configuration.parsed.text('host') or '0.0.0.0'}:{port}"]
 
 
+def another_process_killed(lines: list[str]) -> Iterator[Finding]:
+    """What the kernel killed beside the server: the server did not die of it, and RAM was short all the same."""
+    if lines:
+        yield Finding(
+            "another_process_killed",
+            "warn",
+            f"The kernel killed {plural(len(lines), 'process', 'processes')} by its name none of vLLM's, for lack of "
+            f"memory: '{lines[-1].strip()}'. The server did not end by it.",
+            {"lines": len(lines)},
+            "Look what takes the host's RAM; the next one killed may be the server, the largest process there.",
+        )
+
+
 def _killed(facts: HostFacts) -> Iterator[Finding]:
     none = MemoryCounters(None, None, None)
-    told = tell_apart(None, none, none, facts.kernel_lines)
+    others = killed_others(facts.kernel_lines)
+    yield from another_process_killed(others)
+    told = tell_apart(None, none, none, [line for line in facts.kernel_lines if line not in others])
     kills = facts.cgroup_oom_kills or 0
     if told.kind == "none" and not kills:
         return

@@ -10,11 +10,12 @@ from kvtrial.analysis.observe.capacity import Told
 from kvtrial.analysis.observe.configuration import configuration_of_log, told_by_configuration
 from kvtrial.analysis.observe.deadlocks import known_deadlocks, named
 from kvtrial.analysis.observe.finding import Confidence, Finding
+from kvtrial.analysis.observe.host import another_process_killed
 from kvtrial.analysis.observe.loglines import STUCK_LEAST_LINES, by_lines, is_stalled, longest_stalled, longest_stuck
 from kvtrial.analysis.observe.words import plural, span, whole
 from kvtrial.record.enginelog import Diagnosis, EngineFacts, diagnose, engine_facts, without_request_texts
 from kvtrial.record.hazards import watch_log
-from kvtrial.record.oom import MemoryCounters, tell_apart
+from kvtrial.record.oom import MemoryCounters, killed_others, tell_apart
 from kvtrial.record.statuslines import StatusLine, interval_seconds, status_lines
 from kvtrial.record.versions import outside_read_range
 
@@ -88,7 +89,9 @@ def _version(log: Log) -> str:
 
 def _killed(log: Log) -> Iterator[Finding]:
     kernel = [line for line in log.text.splitlines() if "Killed process" in line]
-    told = tell_apart(None, _NO_COUNTERS, _NO_COUNTERS, kernel)
+    others = killed_others(kernel)
+    yield from another_process_killed(others)
+    told = tell_apart(None, _NO_COUNTERS, _NO_COUNTERS, [line for line in kernel if line not in others])
     if told.kind == "none":
         return
     yield Finding(

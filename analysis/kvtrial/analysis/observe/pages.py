@@ -14,7 +14,7 @@ from kvtrial.analysis.observe.words import listed, percent, plural, signed_bytes
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.exposition import Page, metric_table, parse_page, read_models
 from kvtrial.record.fingerprint import VersionRange, versions_of
-from kvtrial.record.versions import outside_read_range
+from kvtrial.record.versions import outside_read_range, within
 
 _TIMESTAMP = re.compile(
     r"^vllm:[^\n]*[} ](?:[-+]?[0-9.]+(?:e[-+]?[0-9]+)?|NaN|[+-]Inf) [0-9]{9,}(?:\.[0-9]+)?$", re.M | re.I
@@ -68,6 +68,7 @@ def read_pages(
     notes = [note for note in [version and outside_read_range(version)] if note]
     if notes:
         notes[0] += f" What the page exports decides ({versions.described()} by it)."
+    notes += _contradicted(stated, versions)
     windows = []
     for model in series[-1]:
         readings = [readings[model] for readings in series if model in readings]
@@ -83,6 +84,17 @@ def read_pages(
     odd += [text for text in _not_finite(pages) if not any(text.split(" ", 1)[0] in caveat for caveat in odd)]
     harmless = [sign for sign, seen in _HARMLESS_SIGNS.items() if any(seen(text) for _, text in texts)]
     return Pages(windows, odd, harmless, versions, notes)
+
+
+def _contradicted(stated: str | None, versions: VersionRange) -> list[str]:
+    """A note where a version that was stated is none of those that the page can come from."""
+    if stated is None or within(stated, versions.since, versions.until):
+        return []
+    return [
+        f"vLLM {stated} was stated, and the page is of {versions.described()} by what it exports "
+        f"({listed(versions.because, 3)}): the version is another one, or the page is another server's. It was read as "
+        f"{stated}, so what is said by version may be wrong."
+    ]
 
 
 def several(pages: Pages) -> Finding | None:

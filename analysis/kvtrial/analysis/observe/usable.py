@@ -43,8 +43,13 @@ def counter_reset(window: Window) -> Iterator[Finding]:
         also = f", not even {role} {whole(was)} -> {whole(now)}, which happens to be higher"
         numbers["overtaken"] = {role: [was, now]}
     where = f" between page {step + 1} and page {step + 2}" if len(window.steps) > 1 else ""
+    turned = moved and starts[0] is not None and starts[1] is not None and starts[1] < starts[0]
+    restarted = not turned and bool(moved or created or None in starts)
     cause = (
-        f"The server was restarted{where}"
+        f"The later page{where} is of a process that started before that of the earlier one: the pages are in another "
+        "order than they were taken, or they come from different servers behind one address"
+        if turned
+        else f"The server was restarted{where}"
         if moved or created or None in starts
         else f"Counters fell{where} although the process start time stayed: the pages are in another order than they "
         "were taken, or they come from different servers behind one address"
@@ -55,7 +60,10 @@ def counter_reset(window: Window) -> Iterator[Finding]:
         f"{cause}: {'; '.join(signs)}. No difference of this window can be used{also}.",
         numbers,
         "Discard the window. Find out why the server restarted (its log, `systemctl status`, `journalctl -u`), then "
-        "measure again.",
+        "measure again."
+        if restarted
+        else "Give the pages in the order in which they were taken, the earliest first. If they were, fetch them from "
+        "the one server itself, not from an address that several stand behind.",
         about=window.about,
     )
 
