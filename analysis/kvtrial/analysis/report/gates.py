@@ -28,6 +28,8 @@ def gate_rows(verdict: Verdict, words: Words) -> list[Row]:
         passed = sum(result.passed is True for _, result in results)
         numbers = words("of", part=passed, whole=hosts) if hosts > 1 else ""
         meaning = words.or_else(f"gate.{name}", "")
+        if meaning and state != "passed":
+            meaning = words("gates.asked", meaning=meaning)
         rows.append(Row(name, [words(f"state.{state}"), numbers, "\n".join(details)], kind=state, note=meaning))
     return rows
 
