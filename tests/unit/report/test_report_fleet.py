@@ -132,6 +132,25 @@ def test_a_history_is_read_from_a_file_or_refused(tmp_path: Path) -> None:
         read_history(tmp_path / "none.json")
 
 
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        ({}, "is no history"),
+        ({"schema_version": "1.0", "verdict": "BETTER", "hosts": []}, "is no history"),
+        ({"schema_version": "99.0", "changes": []}, "newer than"),
+        ({"schema_version": "x", "changes": []}, "is no history"),
+        ({"schema_version": 1, "changes": []}, "is no history"),
+        ([], "is no history"),
+    ],
+)
+def test_what_is_no_history_is_refused_in_a_sentence(tmp_path: Path, given: object, refusal: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps(given))
+    with pytest.raises(UnusableInput, match=refusal) as refused:
+        read_history(path)
+    assert str(refused.value).endswith(".")
+
+
 def test_the_changes_that_kvtrial_history_prints_are_taken(tmp_path: Path) -> None:
     path = tmp_path / "nightly.json"
     change = {

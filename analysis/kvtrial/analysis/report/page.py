@@ -72,7 +72,7 @@ def build_report(
         counts=top.counts(verdict, words),
         gates=gates.gate_rows(verdict, words),
         faults=gates.fault_rows(chosen.records, words),
-        dropped=gates.dropped_pairs(chosen.records),
+        dropped=gates.dropped_pairs(verdict, chosen.records),
         engine_faults=answer.engine_faults(verdict),
         comparisons=comparisons.groups(verdict.comparisons, words),
         offload=offload.section(verdict, protocol, chosen, fits, words),
