@@ -94,3 +94,12 @@ def test_an_invalid_ladder_gives_no_figures(language: str, unknown: str) -> None
     assert unknown in said
     for figure in ("EUR", "MOVED", "1,000", "tokens/s", "токенов", "|"):
         assert figure not in said
+
+
+def test_undecided_guards_are_told_apart_by_their_arms() -> None:
+    guards = [item for item in build.comparisons() if item.role == "guard"][:1]
+    guards = [msgspec.structs.replace(guards[0], verdict="INCONCLUSIVE", arm=arm) for arm in ("one", "two")]
+    said = brief(build.verdict(comparisons=[build.comparison(), *guards]))
+    line = next(line for line in said.splitlines() if "Undecided in so many pairs" in line)
+    assert "one / control" in line
+    assert "two / control" in line

@@ -31,6 +31,7 @@ def test_a_fault_of_the_engine_is_no_praise() -> None:
         ("Keep control", "Оставить control."),
         ("keep the control (as it is)", "Оставить контрольную настройку (as it is)."),
         ("use this spread to choose the number of pairs", "По этому разбросу выбрать число пар."),
+        ("run again with more pairs: 17 pairs needed", "Повторить с большим числом пар: нужно 17."),
         ("run again, with at least 6 valid pairs", "Повторить: нужно не меньше 6 годных пар."),
         ("mend what gate hazards found, then run again", "Устранить то, что нашла проверка hazards, затем повторить."),
     ],

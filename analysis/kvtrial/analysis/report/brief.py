@@ -59,7 +59,7 @@ def _invalid(verdict: Verdict, chosen: Chosen, words: Words) -> Brief:
         title=words("brief.title"),
         answer=f"{verdict.verdict}. {top.headline(verdict, words)} {top.evidence_limit(verdict, words)}",
         points=[
-            (words("answer.why"), answer.sentence(verdict.reason)),
+            *([] if words.is_english else [(words("answer.why"), answer.sentence(verdict.reason))]),
             (words("brief.process"), _process(verdict, chosen, None, words)),
             (words("brief.service"), words("brief.invalid")),
         ],
@@ -237,7 +237,7 @@ def _unmeasured(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, w
     samples = [record.samples for record in chosen.records if record.samples is not None]
     primary = answer.primary_of(verdict.comparisons)
     undecided = [
-        f"{words.short_metric(item.metric)} ({item.phase})"
+        f"{words.short_metric(item.metric)} ({item.phase}, {item.arm} / {item.against})"
         for item in verdict.comparisons
         if item.role == "guard" and item.verdict == "INCONCLUSIVE"
     ]
@@ -254,7 +254,7 @@ def _unmeasured(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, w
     ]
     said = [words(f"unmeasured.{name}") for name, lacks in missing if lacks]
     if undecided:
-        said.append(words("unmeasured.guards", names=", ".join(undecided)))
+        said.append(words("unmeasured.guards", names="; ".join(undecided)))
     return [*said, words("unmeasured.production")]
 
 

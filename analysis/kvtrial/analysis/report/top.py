@@ -185,6 +185,7 @@ ACTIONS = {
     "hosts": re.compile(r"mend the hosts that are not valid, then run again"),
     "gate": re.compile(r"mend what gate (?P<gate>\S+) found, then run again"),
     "cause": re.compile(r"mend the cause, then run again"),
+    "more_pairs": re.compile(r"run again with more pairs: (?P<pairs>\d+) pairs needed"),
     "valid_pairs": re.compile(r"run again, with at least 6 valid pairs"),
 }
 """What the verdict recommends, where other languages have a sentence for it: `next.NAME`."""
