@@ -33,6 +33,7 @@ def test_stability_and_service_are_said_apart() -> None:
 def test_ways_to_more_capacity_stand_in_the_users_prices() -> None:
     priced, plain = ladder_brief(PRICES), ladder_brief()
     assert "EUR/h" in priced
+    assert re.search(r"EUR per million tokens; \w+: ", priced)
     assert "EUR" not in plain
     assert "give kvtrial" in plain
     assert "Not tried in this campaign:" in plain

@@ -277,7 +277,7 @@ def to_markdown(brief: Brief, campaign: str) -> str:
 
 
 def _cells(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_plain(cell) for cell in cells) + " |"
+    return "| " + " | ".join(_plain("; ".join(cell.splitlines())) for cell in cells) + " |"
 
 
 def _plain(text: str) -> str:
