@@ -76,3 +76,15 @@ def test_a_worse_guard_forbids_adopting_in_russian_too() -> None:
     ]
     said = {label: text for label, text, _ in top.answers(build.verdict(comparisons=items), RU)}
     assert "принимать нельзя" in said[RU("answer.elsewhere")]
+
+
+def test_the_reason_in_an_invalid_brief_is_marked_as_english() -> None:
+    assert '<dd lang="en">Gate treatment_delivered failed' in render(build.invalid(), language="ru")
+    assert '<dd lang="en">' not in render(build.invalid())
+
+
+def test_the_same_within_a_margin_names_metric_and_place() -> None:
+    verdict = build.verdict(verdict="EQUIVALENT", comparisons=build.comparisons(verdict="EQUIVALENT", effect=1.0))
+    said = top.headline(verdict, RU)
+    assert "одинаковы в пределах" in said
+    assert "в фазе return" in said

@@ -57,7 +57,8 @@ def _failed_gate(verdict: Verdict) -> str | None:
 
 def _what(comparison: ComparisonResult, words: Words) -> str:
     """The compared thing, as the catalogue's language names it: metric and phase."""
-    return words("head.what", metric=words.metric(comparison.metric), phase=_where(comparison.phase, words))
+    where = words.or_else(f"where.{comparison.phase}", words("where.other", phase=comparison.phase))
+    return words("head.what", metric=words.metric(comparison.metric), phase=where)
 
 
 def _where(phase: str, words: Words) -> str:
