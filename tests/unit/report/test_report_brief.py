@@ -3,7 +3,7 @@ import re
 import msgspec
 import pytest
 import report_builder as build
-from kvtrial.analysis.report import build_brief
+from kvtrial.analysis.report import build_brief, build_report
 from kvtrial.record.verdict import Verdict
 from ladder_builder import PRICES, ladder_brief, ladder_page, ladder_protocol, ladder_records, ladder_verdict
 from test_report_page import HOSTILE, Page
@@ -104,3 +104,11 @@ def test_undecided_guards_are_told_apart_by_their_arms() -> None:
     line = next(line for line in said.splitlines() if "Undecided in so many pairs" in line)
     assert "one / control" in line
     assert "two / control" in line
+
+
+def test_sections_of_an_invalid_ladder_say_that_their_numbers_answer_nothing() -> None:
+    verdict = msgspec.structs.replace(ladder_verdict(PRICES), verdict="INVALID", reason="gate levels_reset failed: no")
+    page = build_report(verdict, ladder_protocol(), ladder_records(), {}, None)
+    section = page[page.index('<h2 id="preemption">') :]
+    assert section.index("these numbers answer nothing") < section.index("<ul>")
+    assert "these numbers answer nothing" not in ladder_page()

@@ -66,7 +66,7 @@ def _invalid(verdict: Verdict, chosen: Chosen, words: Words) -> Brief:
         ways=None,
         ways_note="",
         unmeasured_title=words("brief.unmeasured"),
-        unmeasured=[words("brief.invalid")],
+        unmeasured=[words("unmeasured.invalid")],
     )
 
 
