@@ -1,10 +1,11 @@
 import re
 
+import msgspec
 import pytest
 import report_builder as build
-from kvtrial.analysis.report import build_brief
+from kvtrial.analysis.report import build_brief, build_report
 from kvtrial.record.verdict import Verdict
-from ladder_builder import PRICES, ladder_brief, ladder_page
+from ladder_builder import PRICES, ladder_brief, ladder_page, ladder_protocol, ladder_records, ladder_verdict
 from test_report_page import HOSTILE, Page
 
 
@@ -32,6 +33,7 @@ def test_stability_and_service_are_said_apart() -> None:
 def test_ways_to_more_capacity_stand_in_the_users_prices() -> None:
     priced, plain = ladder_brief(PRICES), ladder_brief()
     assert "EUR/h" in priced
+    assert re.search(r"EUR per million tokens; \w+: ", priced)
     assert "EUR" not in plain
     assert "give kvtrial" in plain
     assert "Not tried in this campaign:" in plain
@@ -67,9 +69,46 @@ def test_hostile_names_are_no_markdown() -> None:
     verdict = build.verdict(campaign=HOSTILE, verdict="INVALID", reason=HOSTILE)
     said = brief(verdict)
     assert not re.search(r"(?<!\\)<", said)
-    assert "\n#" not in said[3:]
+    assert re.findall(r"(?m)^#+ (.*)$", said)[1:] == ["What was not measured"]
 
 
 def test_russian() -> None:
     assert "Устойчивость процесса" in ladder_brief(language="ru")
-    assert "Что не измерено" not in ladder_brief()
+    assert "## Что не измерено" in ladder_brief(language="ru")
+    assert "## Что не измерено" in build_brief(build.verdict(), build.protocol(), build.records(), language="ru")
+
+
+def test_what_was_not_measured_has_its_heading() -> None:
+    said = brief(build.verdict())
+    assert said.index("## What was not measured") < said.index("Times on a GPU")
+    assert "## What was not measured" in ladder_brief()
+
+
+@pytest.mark.parametrize(("language", "unknown"), [("en", "is not valid"), ("ru", "измерение негодно")])
+def test_an_invalid_ladder_gives_no_figures(language: str, unknown: str) -> None:
+    verdict = msgspec.structs.replace(
+        ladder_verdict(PRICES), verdict="INVALID", reason="gate levels_reset failed: caches were not emptied"
+    )
+    said = build_brief(verdict, ladder_protocol(), ladder_records(), language=language)
+    assert "INVALID" in said.splitlines()[2]
+    assert "caches were not emptied" in said
+    assert unknown in said
+    for figure in ("EUR", "MOVED", "1,000", "tokens/s", "токенов", "|"):
+        assert figure not in said
+
+
+def test_undecided_guards_are_told_apart_by_their_arms() -> None:
+    guards = [item for item in build.comparisons() if item.role == "guard"][:1]
+    guards = [msgspec.structs.replace(guards[0], verdict="INCONCLUSIVE", arm=arm) for arm in ("one", "two")]
+    said = brief(build.verdict(comparisons=[build.comparison(), *guards]))
+    line = next(line for line in said.splitlines() if "Undecided in so many pairs" in line)
+    assert "one / control" in line
+    assert "two / control" in line
+
+
+def test_sections_of_an_invalid_ladder_say_that_their_numbers_answer_nothing() -> None:
+    verdict = msgspec.structs.replace(ladder_verdict(PRICES), verdict="INVALID", reason="gate levels_reset failed: no")
+    page = build_report(verdict, ladder_protocol(), ladder_records(), {}, None)
+    section = page[page.index('<h2 id="preemption">') :]
+    assert section.index("these numbers answer nothing") < section.index("<ul>")
+    assert "these numbers answer nothing" not in ladder_page()

@@ -6,8 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import report_builder as build
-from kvtrial.analysis.report import build_report
+from kvtrial.analysis.report import build_report, figures_history
 from kvtrial.analysis.report.history import ChangePoint, History, HistoryPoint, PinChange, Series, read_history
+from kvtrial.analysis.report.words import catalogue
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.record import RunRecord
 from kvtrial.record.verdict import HostVerdict, Verdict
@@ -132,6 +133,25 @@ def test_a_history_is_read_from_a_file_or_refused(tmp_path: Path) -> None:
         read_history(tmp_path / "none.json")
 
 
+@pytest.mark.parametrize(
+    ("given", "refusal"),
+    [
+        ({}, "is no history"),
+        ({"schema_version": "1.0", "verdict": "BETTER", "hosts": []}, "is no history"),
+        ({"schema_version": "99.0", "changes": []}, "newer than"),
+        ({"schema_version": "x", "changes": []}, "is no history"),
+        ({"schema_version": 1, "changes": []}, "is no history"),
+        ([], "is no history"),
+    ],
+)
+def test_what_is_no_history_is_refused_in_a_sentence(tmp_path: Path, given: object, refusal: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps(given))
+    with pytest.raises(UnusableInput, match=refusal) as refused:
+        read_history(path)
+    assert str(refused.value).endswith(".")
+
+
 def test_the_changes_that_kvtrial_history_prints_are_taken(tmp_path: Path) -> None:
     path = tmp_path / "nightly.json"
     change = {
@@ -143,3 +163,11 @@ def test_the_changes_that_kvtrial_history_prints_are_taken(tmp_path: Path) -> No
     (series,) = read_history(path).series
     assert series.host == "gpu00"
     assert series.changes[0].pins == [PinChange("vllm", "0.30.0", "0.32.0")]
+
+
+@pytest.mark.parametrize(("language", "label"), [("en", "arm / against"), ("ru", "плечо / против")])
+def test_the_linear_axis_of_the_history_is_not_called_logarithmic(language: str, label: str) -> None:
+    assert catalogue(language)["axis.effect_linear"] == label
+    source = Path(figures_history.__file__).read_text()
+    assert 'words("axis.effect")' not in source
+    assert "scale(" not in source

@@ -5,6 +5,8 @@ from string import Formatter
 import pytest
 import report_builder as build
 from kvtrial.analysis import report
+from kvtrial.analysis.gates import GATES
+from kvtrial.analysis.report.gates import gate_rows
 from kvtrial.analysis.report.words import Words, catalogue
 from kvtrial.record.errors import UnusableInput
 from ladder_builder import ladder_page
@@ -36,6 +38,21 @@ def test_every_text_that_is_asked_for_is_there() -> None:
         asked |= set(re.findall(r'\b(?:words|t)\(\s*"([a-z0-9_.A-Z]+)"', path.read_text()))
     assert len(asked) > 150
     assert {name for name in asked if not name.endswith(".")} <= set(catalogue("en"))
+
+
+def test_every_gate_is_explained_and_nothing_else_is() -> None:
+    for language in ("en", "ru"):
+        explained = {name.removeprefix("gate.") for name in catalogue(language) if name.startswith("gate.")}
+        assert explained == set(GATES)
+
+
+@pytest.mark.parametrize(("language", "asked"), [("en", "Asked: "), ("ru", "Проверяется: ")])
+def test_beside_a_failed_gate_stands_what_was_asked_not_what_holds(language: str, asked: str) -> None:
+    words = Words(language)
+    notes = {row.head: row for row in gate_rows(build.invalid(), words)}
+    for name, row in notes.items():
+        assert row.note.startswith(asked) == (row.kind != "passed"), name
+    assert notes["treatment_delivered"].kind == "failed"
 
 
 @pytest.mark.parametrize("page", [lambda: render(build.verdict(), language="ru"), lambda: ladder_page("ru"),

@@ -25,11 +25,14 @@ class Brief(Struct, frozen=True):
     points: list[tuple[str, str]]
     ways: Table | None
     ways_note: str
+    unmeasured_title: str
     unmeasured: list[str]
 
 
 def brief_of(verdict: Verdict, control: str, chosen: Chosen, words: Words) -> Brief:
     """The brief of a campaign; it says what there is, and names what there is not."""
+    if verdict.verdict == "INVALID":
+        return _invalid(verdict, chosen, words)
     ladder = verdict.ladder
     points = [
         (words("brief.regime"), _regime(ladder, words)),
@@ -45,7 +48,25 @@ def brief_of(verdict: Verdict, control: str, chosen: Chosen, words: Words) -> Br
         points=points,
         ways=_ways(ladder, control, words),
         ways_note=_ways_note(ladder, words),
+        unmeasured_title=words("brief.unmeasured"),
         unmeasured=_unmeasured(verdict, chosen, ladder, words),
+    )
+
+
+def _invalid(verdict: Verdict, chosen: Chosen, words: Words) -> Brief:
+    """The brief of an INVALID campaign: what is not valid, and no figure of it."""
+    return Brief(
+        title=words("brief.title"),
+        answer=f"{verdict.verdict}. {top.headline(verdict, words)} {top.evidence_limit(verdict, words)}",
+        points=[
+            *([] if words.is_english else [(words("answer.why"), answer.sentence(verdict.reason))]),
+            (words("brief.process"), _process(verdict, chosen, None, words)),
+            (words("brief.service"), words("brief.invalid")),
+        ],
+        ways=None,
+        ways_note="",
+        unmeasured_title=words("brief.unmeasured"),
+        unmeasured=[words("unmeasured.invalid")],
     )
 
 
@@ -113,7 +134,7 @@ def _service(verdict: Verdict, ladder: LadderResult | None, words: Words) -> str
     """What service requests got, apart from whether the server lived."""
     if ladder is None:
         primary = answer.primary_of(verdict.comparisons)
-        if primary is None or verdict.verdict == "INVALID" or not answer.is_number(primary.effect):
+        if primary is None or not answer.is_number(primary.effect):
             return words("brief.service_unknown")
         worse = [item for item in verdict.comparisons if item.role == "guard" and item.verdict == "WORSE"]
         text = words(
@@ -216,7 +237,7 @@ def _unmeasured(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, w
     samples = [record.samples for record in chosen.records if record.samples is not None]
     primary = answer.primary_of(verdict.comparisons)
     undecided = [
-        f"{words.short_metric(item.metric)} ({item.phase})"
+        f"{words.short_metric(item.metric)} ({item.phase}, {item.arm} / {item.against})"
         for item in verdict.comparisons
         if item.role == "guard" and item.verdict == "INCONCLUSIVE"
     ]
@@ -233,7 +254,7 @@ def _unmeasured(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, w
     ]
     said = [words(f"unmeasured.{name}") for name, lacks in missing if lacks]
     if undecided:
-        said.append(words("unmeasured.guards", names=", ".join(undecided)))
+        said.append(words("unmeasured.guards", names="; ".join(undecided)))
     return [*said, words("unmeasured.production")]
 
 
@@ -250,12 +271,13 @@ def to_markdown(brief: Brief, campaign: str) -> str:
         lines += [_cells([f"{row.head}: {row.note}" if row.note else row.head, *row.cells]) for row in brief.ways.rows]
     if brief.ways_note:
         lines += ["", _plain(brief.ways_note)]
-    lines += ["", *(f"- {_plain(said)}" for said in brief.unmeasured), "", _plain(campaign), ""]
+    lines += ["", f"## {_plain(brief.unmeasured_title)}", ""]
+    lines += [*(f"- {_plain(said)}" for said in brief.unmeasured), "", _plain(campaign), ""]
     return "\n".join(lines)
 
 
 def _cells(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_plain(cell) for cell in cells) + " |"
+    return "| " + " | ".join(_plain("; ".join(cell.splitlines())) for cell in cells) + " |"
 
 
 def _plain(text: str) -> str:

@@ -49,5 +49,5 @@ def history_plot(name: str, series: Series, words: Words, text: str) -> str | No
         axes.margins(y=0.15)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: words.local(f"×{value:.3g}")))
         axes.grid(axis="y")
-        axes.set_ylabel(words("axis.effect"))
+        axes.set_ylabel(words("axis.effect_linear"))
         return drawing.svg(words("figure.history", host=series.host), text)

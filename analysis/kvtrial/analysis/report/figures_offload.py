@@ -1,6 +1,7 @@
 """Figures of the offload section: regimes, sources of tokens, bytes moved, lengths, tier sizes, memory."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -157,6 +158,19 @@ def moved_plot(moved: Mapping[str, tuple[float, float]], arm: str, words: Words,
         return drawing.svg(words("figure.moved"), text)
 
 
+def length_ratios(fit: LengthFit) -> list[list[float]]:
+    """The ratio of both arms' times to first token, by pair, then by length."""
+    return [
+        [mine / theirs for mine, theirs in zip(arm, against, strict=True)]
+        for arm, against in zip(fit.arm_seconds, fit.against_seconds, strict=True)
+    ]
+
+
+def middle_ratios(fit: LengthFit) -> list[float]:
+    """The median over pairs at each length."""
+    return [statistics.median(column) for column in zip(*length_ratios(fit), strict=True)]
+
+
 def lengths_plot(fits: Sequence[LengthFit], words: Words, text: str) -> str | None:
     """The ratio of both arms' times to first token over the prefix length, a line a model, with where it pays from."""
     if not fits:
@@ -168,11 +182,8 @@ def lengths_plot(fits: Sequence[LengthFit], words: Words, text: str) -> str | No
         values = [1.0]
         for index, fit in enumerate(fits[: len(ARMS)]):
             color = ARMS[index]
-            ratios = [
-                [mine / theirs for mine, theirs in zip(arm, against, strict=True)]
-                for arm, against in zip(fit.arm_seconds, fit.against_seconds, strict=True)
-            ]
-            middles = [sorted(column)[len(column) // 2] for column in zip(*ratios, strict=True)]
+            ratios = length_ratios(fit)
+            middles = middle_ratios(fit)
             values += [value for row in ratios for value in row]
             axes.plot(fit.tokens, middles, LINES[index % len(LINES)], marker=MARKERS[index % len(MARKERS)], color=color,
                       linewidth=2, markersize=6.5, label=shown(f"{fit.model}, {fit.host}", 40))  # fmt: skip

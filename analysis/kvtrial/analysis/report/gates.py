@@ -1,5 +1,6 @@
 """The section on checks: gates, failed ones first, each explained; dropped pairs and faults of the engine. Pure."""
 
+import re
 from collections.abc import Sequence
 
 from kvtrial.analysis import answer
@@ -9,6 +10,9 @@ from kvtrial.record.record import RunRecord
 from kvtrial.record.verdict import Verdict
 
 GATE_HOSTS_SHOWN_MAX = 5
+DROPPED = ": dropped for faults of the environment: "
+"""How a verdict's caveat begins, after the host, that names the pairs it dropped."""
+DROPPED_PAIR = re.compile(r"(?:^|; )pair (\d+) \([a-z_]+: ")
 
 
 def gate_rows(verdict: Verdict, words: Words) -> list[Row]:
@@ -28,6 +32,8 @@ def gate_rows(verdict: Verdict, words: Words) -> list[Row]:
         passed = sum(result.passed is True for _, result in results)
         numbers = words("of", part=passed, whole=hosts) if hosts > 1 else ""
         meaning = words.or_else(f"gate.{name}", "")
+        if meaning and state != "passed":
+            meaning = words("gates.asked", meaning=meaning)
         rows.append(Row(name, [words(f"state.{state}"), numbers, "\n".join(details)], kind=state, note=meaning))
     return rows
 
@@ -49,6 +55,15 @@ def fault_rows(records: Sequence[RunRecord], words: Words) -> list[Row]:
     return sorted(rows, key=lambda row: row.kind != "engine_fault")[:HOSTS_SHOWN_MAX]
 
 
-def dropped_pairs(records: Sequence[RunRecord]) -> list[tuple[str, int]]:
-    """(host, pair) of the pairs that a fault of the environment dropped."""
-    return sorted({(record.host, record.pair) for record in records if record.outcome == "environment_fault"})
+def dropped_pairs(verdict: Verdict, records: Sequence[RunRecord]) -> list[tuple[str, int]]:
+    """(host, pair) of the pairs dropped, as the verdict names them: one without a record is dropped too.
+
+    On a host that the verdict names none of, those that a fault of the environment ended.
+    """
+    found = {(record.host, record.pair) for record in records if record.outcome == "environment_fault"}
+    for caveat in verdict.caveats:
+        host, mark, said = caveat.partition(DROPPED)
+        if mark and ":" not in host:
+            found = {(name, pair) for name, pair in found if name != host}
+            found |= {(host, int(number)) for number in DROPPED_PAIR.findall(said)}
+    return sorted(found)

@@ -3,13 +3,14 @@
 `kvtrial report --history FILE.json` reads it, so that the report needs nothing of how the history is kept.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
 from kvtrial.record.errors import UnusableInput
+from kvtrial.record.version import SCHEMA_VERSION
 
 
 class PinChange(Struct, frozen=True):
@@ -85,13 +86,33 @@ def read_history(path: Path) -> History:
     """
     try:
         raw = path.read_bytes()
-        if "changes" in msgspec.json.decode(raw, type=dict[str, msgspec.Raw]):
+        keys = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        _refuse_newer(path, keys)
+        if "changes" not in keys and "series" not in keys:
+            raise UnusableInput(
+                f"{path} is no history of campaigns (it has neither changes nor series); give what kvtrial history "
+                "--json wrote."
+            )
+        if "changes" in keys:
             return _of_nights(msgspec.json.decode(raw, type=_Nightly).changes)
         return msgspec.json.decode(raw, type=History)
     except OSError as error:
         raise UnusableInput(f"{path} can't be read ({error.strerror}); give an existing file.") from None
     except msgspec.DecodeError as error:
         raise UnusableInput(f"{path} is no history of campaigns ({error}); give what kvtrial history wrote.") from None
+
+
+def _refuse_newer(path: Path, keys: Mapping[str, msgspec.Raw]) -> None:
+    """Raise UnusableInput for a history whose major version is newer than this release reads."""
+    version = msgspec.json.decode(keys["schema_version"], type=str) if "schema_version" in keys else SCHEMA_VERSION
+    major, newest = version.partition(".")[0], SCHEMA_VERSION.partition(".")[0]
+    if not major.isdecimal():
+        raise UnusableInput(f"{path} is no history of campaigns (its schema_version is {version[:40]!r}).")
+    if int(major) > int(newest):
+        raise UnusableInput(
+            f"{path} has schema_version {version[:40]}, newer than {SCHEMA_VERSION}, the newest this release reads; "
+            "use a newer kvtrial."
+        )
 
 
 def _of_nights(changes: Sequence[_NightlyChange]) -> History:

@@ -1,6 +1,8 @@
 """The top of the report: the verdict in one sentence, its numbers, and what to do next. Pure."""
 
 import math
+import re
+from collections.abc import Sequence
 
 from kvtrial.analysis import answer
 from kvtrial.analysis.report.comparisons import PREEMPTIONS, compact
@@ -12,21 +14,16 @@ MARKS = {"BETTER": "▲", "WORSE": "▼", "EQUIVALENT": "＝", "INCONCLUSIVE": "
 
 def headline(verdict: Verdict, words: Words) -> str:
     """The verdict in one sentence, the word left out. In English it is the terminal's own."""
-    if words.is_english:
+    if words.is_english or headline_is_quoted(verdict):
         return answer.headline(verdict)
     primary = answer.primary_of(verdict.comparisons)
     if verdict.verdict == "INVALID":
-        failed = [
-            name
-            for name, results in answer.gates_by_name(verdict).items()
-            if answer.gate_state([result for _, result in results]) in ("failed", "undecided")
-        ]
-        if not failed:
+        gate = _failed_gate(verdict)
+        if gate is None:
             return words("head.invalid")
-        return words("head.invalid_gate", gate=failed[0], meaning=words.or_else(f"gate.{failed[0]}", ""))
-    if primary is None or not answer.is_number(primary.effect):
-        return words("head.nothing_compared")
-    if verdict.verdict == "INCONCLUSIVE" or primary.verdict != verdict.verdict:
+        return words("head.invalid_gate", gate=gate, meaning=words.or_else(f"gate.{gate}", "–"))
+    assert primary is not None
+    if verdict.verdict == "INCONCLUSIVE":
         return words("head.inconclusive", effect=_effect_words(primary, words))
     if verdict.verdict == "EQUIVALENT":
         return words(
@@ -39,9 +36,29 @@ def headline(verdict: Verdict, words: Words) -> str:
     return _effect_words(primary, words)
 
 
+def headline_is_quoted(verdict: Verdict) -> bool:
+    """Whether only the verdict's own sentence, in English, says the case: another language has none for it."""
+    primary = answer.primary_of(verdict.comparisons)
+    if verdict.verdict == "INVALID":
+        return False
+    if primary is None or not answer.is_number(primary.effect) or primary.verdict != verdict.verdict:
+        return True
+    return bool(answer.engine_faults(verdict)) or "engine fault" in verdict.reason
+
+
+def _failed_gate(verdict: Verdict) -> str | None:
+    """The gate that the verdict itself names as failed; one that is undecided has not failed."""
+    for name, results in answer.gates_by_name(verdict).items():
+        failed = answer.gate_state([result for _, result in results]) == "failed"
+        if failed and f"gate {name} " in f"{verdict.reason} ":
+            return name
+    return None
+
+
 def _what(comparison: ComparisonResult, words: Words) -> str:
     """The compared thing, as the catalogue's language names it: metric and phase."""
-    return words("head.what", metric=words.metric(comparison.metric), phase=_where(comparison.phase, words))
+    where = words.or_else(f"where.{comparison.phase}", words("where.other", phase=comparison.phase))
+    return words("head.what", metric=words.metric(comparison.metric), phase=where)
 
 
 def _where(phase: str, words: Words) -> str:
@@ -156,12 +173,42 @@ def evidence_limit(verdict: Verdict, words: Words) -> str:
     return words(f"limit.{'cpu_shown' if shown else verdict.evidence or 'none'}")
 
 
+ACTIONS = {
+    "adopt": re.compile(r"adopt (?P<arm>\S+)"),
+    "not_adopt": re.compile(r"do not adopt (?P<arm>\S+)"),
+    "keep": re.compile(r"keep (?P<arm>\S+)"),
+    "keep_control": re.compile(r"keep the control \((?P<title>.*)\)"),
+    "keep_cache": re.compile(r"keep the plain GPU cache \((?P<title>.*)\)"),
+    "gpu_host": re.compile(r"run the same protocol on a GPU host"),
+    "real_engine": re.compile(r"run the same protocol on a real engine"),
+    "spread": re.compile(r"use this spread to choose the number of pairs"),
+    "engine_fault": re.compile(r"mend or report the engine fault, then run again"),
+    "hosts": re.compile(r"mend the hosts that are not valid, then run again"),
+    "gate": re.compile(r"mend what gate (?P<gate>\S+) found, then run again"),
+    "cause": re.compile(r"mend the cause, then run again"),
+    "more_pairs": re.compile(r"run again with more pairs: (?P<pairs>\d+) pairs needed"),
+    "valid_pairs": re.compile(r"run again, with at least 6 valid pairs"),
+}
+"""What the verdict recommends, where other languages have a sentence for it: `next.NAME`."""
+
+
 def next_step(verdict: Verdict, words: Words) -> str:
-    """What to do next."""
-    if words.is_english:
-        return answer.next_text(verdict)
-    return words(f"next.{verdict.verdict}.{verdict.evidence}" if words.has(
-        f"next.{verdict.verdict}.{verdict.evidence}") else f"next.{verdict.verdict}")  # fmt: skip
+    """What to do next: the verdict's own advice, never one guessed from its word."""
+    found = None if words.is_english else _action(verdict)
+    return words(f"next.{found[0]}", **found[1]) if found else answer.next_text(verdict)
+
+
+def next_is_quoted(verdict: Verdict, words: Words) -> bool:
+    """Whether the advice stands in English on a page of another language."""
+    return not words.is_english and _action(verdict) is None
+
+
+def _action(verdict: Verdict) -> tuple[str, dict[str, str]] | None:
+    action = answer.one_line(verdict.recommendation.action).rstrip(".")
+    action = action[:1].lower() + action[1:]
+    return next(
+        ((name, found.groupdict()) for name, form in ACTIONS.items() if (found := form.fullmatch(action))), None
+    )
 
 
 def answers(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
@@ -200,7 +247,18 @@ def _translated(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
 
 
 def _elsewhere(verdict: Verdict, words: Words) -> str:
+    """The guards counted as in English (worse, undecided), then each."""
     guards = [item for item in verdict.comparisons if item.role == "guard"]
+    if not guards:
+        return ""
+    worse = sum(item.verdict == "WORSE" for item in guards)
+    undecided = sum(item.verdict in ("INCONCLUSIVE", "INVALID") for item in guards)
+    summary = "worse" if worse else "undecided" if undecided else "none"
+    count = words(f"answer.guards_{summary}", worse=worse, undecided=undecided, guards=len(guards))
+    return f"{count}: {_guards(guards, words)}."
+
+
+def _guards(guards: Sequence[ComparisonResult], words: Words) -> str:
     return "; ".join(
         words(
             "answer.guard",
