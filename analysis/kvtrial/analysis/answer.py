@@ -65,7 +65,6 @@ EVIDENCE_LIMITS = {
     "standin": "STAND-IN engine, for tests only: nothing here says anything about vLLM.",
     None: "no run left a record: there is no evidence.",
 }
-EVIDENCE_NAMES = {"gpu": "real engine on GPUs", "cpu": "real engine on a CPU", "standin": "stand-in", None: "none"}
 PROOF_GATES = ("treatment_delivered", "prefix_evicted", "control_untreated")
 
 GateState = Literal["failed", "undecided", "passed", "not_required"]

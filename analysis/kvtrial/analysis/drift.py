@@ -17,8 +17,6 @@ SETTINGS = (
     "python", "kvtrial", "control_launch",
 )  # fmt: skip
 """Pins and settings, the likelier cause first."""
-MEASURED = ("gpu_mhz", "cpu_mhz", "foreign_cpu_percent", "throttled_runs")
-"""What was measured beside, for hosts of one campaign; compared by size, not by text."""
 CLOCK_TOLERANCE_SHARE = 0.05
 FOREIGN_TOLERANCE_PERCENT = 5.0
 _OF_GPU = {

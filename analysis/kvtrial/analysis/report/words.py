@@ -23,7 +23,6 @@ _RU_UNITS = {
     "preemptions per 1,000 requests": "вытеснений на 1000 запросов", "per 1,000 requests": "на 1000 запросов",
 }  # fmt: skip
 _UNIT = re.compile(r"(?<![\w.])(?:" + "|".join(sorted(map(re.escape, _RU_UNITS), key=len, reverse=True)) + r")(?!\w)")
-_UNIT_AFTER_NUMBER = re.compile(r"(?<=\d)[ ](?=(?:%|[^\W\d_]))")
 
 
 class Words:
