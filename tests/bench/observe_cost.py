@@ -4,8 +4,9 @@ A small real engine (`served`) on the machine's first CPU, the watcher and the l
 
 - CPU: what `kvtrial observe --url --window 60` takes of the server, beyond two plain reads of /metrics a window apart.
   The server is idle meanwhile, all its processes are counted, and the two ways alternate (ABBA).
-- Answers: the load client's inter-token p99 while the same reads fall into its load, against none (B and A). A block is
-  A, A, B in a changing order; the floor is what A differs from A by, block by block.
+- Answers: the load client's inter-token p99 while its server is observed, against not (B and A). A load goes on for a little
+  longer than a window of 60 s, so that as many reads fall into it as `observe` makes. A block is A, A, B in a changing
+  order; the floor is what A differs from A by, block by block.
 
 The watcher is `kvtrial.analysis.observe.live`, loaded beforehand: what it computes afterwards is the controller's work.
 Needs a machine with nothing else to do. Prints a table and writes results/observe-cost.json.
@@ -38,7 +39,7 @@ for line in sys.stdin:
     url, window, reads = line.split()
     print(len(watch(url, float(window), int(reads)).pages), flush=True)
 """
-STREAMS, REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 4, 72, 32, 192
+STREAMS, PROMPT_TOKENS, OUTPUT_TOKENS, WARMUP_REQUESTS = 4, 32, 192, 100
 SEED = (0, 1, 2), (2, 0, 1), (1, 2, 0), (0, 2, 1), (2, 1, 0), (1, 0, 2)
 """Places of A, A and B in a block; B is as often first as second and third."""
 
@@ -92,7 +93,9 @@ def observed_cpu(engine: Engine, watcher: Watcher, window: float) -> list[tuple[
     return list(zip(found["A"], found["B"], strict=True))
 
 
-def p99_ms(engine: Engine, watcher: Watcher | None, folder: Path, cpu: int, number: int) -> float:
+def p99_ms(
+    engine: Engine, watcher: Watcher | None, folder: Path, cpu: int, number: int, requests: int, window: float = 0.0
+) -> float:
     """Inter-token p99 of one load, ms. With a watcher four reads, /version and /v1/models fall into it."""
     folder.mkdir()
     load = {"base_url": engine.url, "model": SERVED, "concurrency": STREAMS, "idle_timeout_seconds": 60,
@@ -101,14 +104,15 @@ def p99_ms(engine: Engine, watcher: Watcher | None, folder: Path, cpu: int, numb
     (folder / "requests.jsonl").write_text("".join(
         json.dumps({"key": str(n), "max_tokens": OUTPUT_TOKENS,
                     "prompt_token_ids": [32 + (number * 13 + n * 7 + k) % 90 for k in range(PROMPT_TOKENS)]}) + "\n"
-        for n in range(REQUESTS)))  # fmt: skip
+        for n in range(requests)))  # fmt: skip
     command = ["taskset", "-c", str(cpu), sys.executable, "-m", "kvtrial.host.load.client", str(folder / "spec.json"),
                str(folder / "out")]  # fmt: skip
     client = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": f"{ROOT / 'analysis'}"})
     time.sleep(2.0)
     if watcher is not None:
-        watcher.begin(engine.url, 6.0, 4)
+        watcher.begin(engine.url, window, 4)
         watcher.over()
+        assert client.poll() is None, "the load ended before the window did"
     assert client.wait(240) == 0
     gaps = sorted(gap for row in read_results(folder / "out" / "requests.jsonl.zst") for gap in row["token_gaps_us"])
     return gaps[math.ceil(0.99 * len(gaps)) - 1] / 1000
@@ -127,7 +131,9 @@ def measure(blocks: int, window: float) -> list[dict[str, Any]]:
         watcher = Watcher(other_cpu)
         try:
             engine.wait()
-            p99_ms(engine, watcher, folder / "warmup", other_cpu, 99)
+            began = time.monotonic()
+            p99_ms(engine, None, folder / "warmup", other_cpu, 99, WARMUP_REQUESTS)
+            requests = math.ceil(1.3 * (window + 4) * WARMUP_REQUESTS / (time.monotonic() - began))
             cpu = observed_cpu(engine, watcher, window)
             rows = _cpu_rows(cpu, window)
             print(*(f"{row['metric']}: {row['value']} {row['unit']}" for row in rows), sep="\n", flush=True)
@@ -136,7 +142,8 @@ def measure(blocks: int, window: float) -> list[dict[str, Any]]:
                 found: dict[int, float] = {}
                 for place in SEED[block % len(SEED)]:
                     watching = watcher if place == 2 else None
-                    found[place] = p99_ms(engine, watching, folder / f"{block}-{place}", other_cpu, 3 * block + place)
+                    load = folder / f"{block}-{place}"
+                    found[place] = p99_ms(engine, watching, load, other_cpu, 3 * block + place, requests, window)
                 loads.append([found[0], found[1], found[2]])
                 print(
                     f"block {block + 1}: p99 {found[0]:.3f} and {found[1]:.3f} ms, observed {found[2]:.3f} ms",
