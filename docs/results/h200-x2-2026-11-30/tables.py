@@ -1,4 +1,4 @@
-"""The tables of these pages, from records and verdict alone: python tables.py FOLDER (offload or ladder).
+"""The tables of these pages, from records and verdict alone: python tables.py FOLDER (offload, ladder or ladder-tp2).
 
 FOLDER holds verdict.json and runs/*/*/record.json. Times of a level or phase are medians over runs of the run's own
 value. Standard library only.

@@ -12,6 +12,7 @@ from kvtrial.analysis.campaign import analyze, read_campaign
 from kvtrial.record.plan import canonical_json, plan_sha256
 
 RESULTS = Path(__file__).parents[3] / "docs" / "results" / "h200-2026-11-29"
+TWO_GPUS = RESULTS.parent / "h200-x2-2026-11-30" / "ladder-tp2"
 ARCHIVE = RESULTS / "offload-0.6b" / "campaign.tar.xz"
 
 
@@ -62,6 +63,31 @@ def test_the_layout_pages_numbers_are_those_of_its_records():
     for found, wanted in zip(made, committed, strict=True):
         for cell, other in zip(found.split(","), wanted.split(","), strict=True):
             assert cell == other or float(cell) == pytest.approx(float(other), rel=1e-4)
+
+
+def test_the_ladder_on_two_gpus_gives_the_committed_verdict(tmp_path):
+    with tarfile.open(TWO_GPUS / "campaign.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    now = msgspec.to_builtins(analyze(tmp_path / "ladder-tp2" / "campaign"))
+    committed = msgspec.json.decode((TWO_GPUS / "verdict.json").read_bytes())
+    # Its sentences may become others; words, effects, gates and levels may not.
+    for name in ("verdict", "evidence", "comparisons", "gates"):
+        assert list(_changed(_rounded(committed[name]), _rounded(now[name]), name)) == []
+    for then, arm in zip(committed["ladder"]["arms"], now["ladder"]["arms"], strict=True):
+        for name in ("arm", "levels", "onset_predicted", "onset_measured", "moved"):
+            assert list(_changed(_rounded(then[name]), _rounded(arm[name]), name)) == []
+    onsets = {arm["arm"]: (arm["onset_predicted"], arm["onset_measured"]) for arm in now["ladder"]["arms"]}
+    assert onsets == {"base": ([10, 10], 10), "second_replica": ([19, 19], 19), "tensor_parallel": ([20, 20], 20)}
+    assert {gate["passed"] for gate in now["gates"]} == {True}
+
+
+def _rounded(value):
+    """A verdict with nine digits of each number: another Python's sums differ in the last."""
+    if isinstance(value, dict):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_rounded(inner) for inner in value]
+    return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
 def _changed(then, now, path):
