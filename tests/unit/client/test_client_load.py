@@ -6,6 +6,7 @@ import itertools
 import json
 import resource
 import socket
+import struct
 import time
 from collections.abc import Callable
 from typing import Any
@@ -75,7 +76,7 @@ def test_an_answer_is_recorded_whole() -> None:
 
 
 def test_stamps_lie_after_the_servers_own_and_between_its_writes() -> None:
-    script = Script(token_groups=((5,), (6,), (7,)), first_seconds=0.05, gap_seconds=0.5)
+    script = Script(token_groups=((5,), (6,), (7,)), first_seconds=0.05, gap_seconds=0.25)
     with StampedServer(lambda body: script) as server:
         outcome = load(server.base_url, requests(1))
         [served] = server.served
@@ -218,7 +219,7 @@ def test_a_server_that_never_answers_times_out_as_idle() -> None:
 def test_an_answer_that_drips_without_end_times_out_as_a_request() -> None:
     drip = Script(token_groups=tuple((number,) for number in range(10_000)), gap_seconds=0.02)
     with StampedServer(by_request({0: drip})) as server:
-        outcome = load(server.base_url, requests(2), idle_timeout_seconds=5, request_timeout_seconds=1.0)
+        outcome = load(server.base_url, requests(2), idle_timeout_seconds=5, request_timeout_seconds=0.6)
     assert error_of(outcome.results[0]) == ("request_timeout", None)
     assert outcome.results[0].output_tokens >= 1
     assert outcome.results[1].error is None
@@ -308,7 +309,7 @@ def test_an_open_loop_reuses_a_free_connection() -> None:
 
 
 def test_a_connection_that_the_server_closed_while_idle_is_replaced() -> None:
-    wanted = [RequestSpec(key=f"r{n}", prompt_token_ids=[n], max_tokens=1, scheduled_seconds=0.5 * n) for n in range(3)]
+    wanted = [RequestSpec(key=f"r{n}", prompt_token_ids=[n], max_tokens=1, scheduled_seconds=0.3 * n) for n in range(3)]
     with StampedServer(lambda body: Script(close_after_seconds=0.05)) as server:
         outcome = load(server.base_url, wanted, None)
         assert server.connections_opened == 3
@@ -338,6 +339,28 @@ def test_nagles_algorithm_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
         load(server.base_url, requests(1))
     assert len(seen) == 1
     assert seen[0] != 0
+
+
+def segments(sock: Any) -> int:
+    """TCP segments sent on a socket so far (tcpi_segs_out)."""
+    return int(struct.unpack_from("I", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 136)[0])
+
+
+def test_tokens_that_come_soon_after_each_other_are_acknowledged_two_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+    released = Connection.release
+
+    def spy(self: Any) -> None:
+        shares.append(segments(self._socket) / len(self.exchange.response.reads))
+        released(self)
+
+    monkeypatch.setattr(Connection, "release", spy)
+    with StampedServer(lambda body: Script(token_groups=((1,),) * 60, gap_seconds=0.01)) as server:
+        load(server.base_url, requests(1))
+        monkeypatch.setattr(Connection, "_acknowledge_seldom", lambda self: None)
+        load(server.base_url, requests(1))
+    seldom, always = shares
+    assert seldom < 0.75 < always
 
 
 # Bodies.
@@ -440,8 +463,8 @@ def test_a_collection_inside_the_phase_is_seen() -> None:
 def test_progress_is_reported_seldom_and_with_the_right_numbers() -> None:
     seen: list[tuple[int, int, float]] = []
     with StampedServer(lambda body: Script(gap_seconds=0.3)) as server:
-        load(server.base_url, requests(3), on_progress=lambda done, total: seen.append((done, total, time.monotonic())))
-    assert [total for _, total, _ in seen] == [3] * len(seen)
+        load(server.base_url, requests(2), on_progress=lambda done, total: seen.append((done, total, time.monotonic())))
+    assert [total for _, total, _ in seen] == [2] * len(seen)
     assert seen
     assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
     assert all(later[2] - earlier[2] >= 0.5 for earlier, later in itertools.pairwise(seen))
