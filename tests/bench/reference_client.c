@@ -30,7 +30,6 @@ struct connection {
 	int fd;
 	int request; /* -1: idle */
 	int64_t scheduled_ns, sent_ns, first_byte_ns;
-	int seldom; /* acknowledges every other read, as kvtrial's client does */
 	char *bytes;
 	size_t used, room;
 	struct mark *marks;
@@ -87,7 +86,6 @@ static void send_next(struct connection *c, int64_t scheduled_ns)
 	c->scheduled_ns = scheduled_ns;
 	c->first_byte_ns = 0;
 	c->used = c->marks_used = 0;
-	c->seldom = 0;
 	length = snprintf(body, sizeof body,
 		"{\"model\":\"m\",\"prompt\":[7,%d,%d,%d],\"max_tokens\":%d,\"stream\":true,"
 		"\"stream_options\":{\"include_usage\":true},\"return_token_ids\":true}",
@@ -165,12 +163,6 @@ static void on_readable(struct connection *c)
 		c->marks = grown(c->marks, sizeof *c->marks * (c->marks_room += c->marks_room + 256));
 	c->marks[c->marks_used].end = c->used;
 	c->marks[c->marks_used++].ns = ns;
-	if (c->marks_used > 1 && !c->seldom) {
-		int off = 0;
-
-		c->seldom = 1;
-		setsockopt(c->fd, IPPROTO_TCP, TCP_QUICKACK, &off, sizeof off);
-	}
 	if (c->used >= 5 && memcmp(c->bytes + c->used - 5, "0\r\n\r\n", 5) == 0) {
 		write_record(c);
 		finished++;

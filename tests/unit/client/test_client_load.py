@@ -6,7 +6,6 @@ import itertools
 import json
 import resource
 import socket
-import struct
 import time
 from collections.abc import Callable
 from typing import Any
@@ -339,28 +338,6 @@ def test_nagles_algorithm_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
         load(server.base_url, requests(1))
     assert len(seen) == 1
     assert seen[0] != 0
-
-
-def segments(sock: Any) -> int:
-    """TCP segments sent on a socket so far (tcpi_segs_out)."""
-    return int(struct.unpack_from("I", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 136)[0])
-
-
-def test_tokens_that_come_soon_after_each_other_are_acknowledged_two_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares: list[float] = []
-    released = Connection.release
-
-    def spy(self: Any) -> None:
-        shares.append(segments(self._socket) / len(self.exchange.response.reads))
-        released(self)
-
-    monkeypatch.setattr(Connection, "release", spy)
-    with StampedServer(lambda body: Script(token_groups=((1,),) * 60, gap_seconds=0.01)) as server:
-        load(server.base_url, requests(1))
-        monkeypatch.setattr(Connection, "_acknowledge_seldom", lambda self: None)
-        load(server.base_url, requests(1))
-    seldom, always = shares
-    assert seldom < 0.75 < always
 
 
 # Bodies.

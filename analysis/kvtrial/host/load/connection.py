@@ -6,10 +6,9 @@ A read is stamped and kept; nothing else happens in the receive callback of a ru
 import asyncio
 import contextlib
 import os
-import socket
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from kvtrial.host.load.http1 import END_OF_MESSAGE, MalformedResponse, Response
 from kvtrial.record.load import ErrorClass, RequestError
@@ -94,7 +93,6 @@ class Connection(asyncio.Protocol):
         "_keep",
         "_owner",
         "_response",
-        "_socket",
         "_stamp",
         "_streaming",
         "_transport",
@@ -110,7 +108,6 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.exchange: Exchange | None = None
         self._descriptor = -1
-        self._socket: Any = None
         self.idle_since_ns = 0
         # What a read needs, looked up once for each request and not for each read.
         self._stamp: Callable[[int], None] = _ignore
@@ -121,8 +118,7 @@ class Connection(asyncio.Protocol):
         """Called by the loop: the connection is open."""
         # A cast, not a check: uvloop's transports are not registered as asyncio.Transport.
         self._transport = cast(asyncio.Transport, transport)
-        self._socket = transport.get_extra_info("socket")
-        self._descriptor = self._socket.fileno()
+        self._descriptor = transport.get_extra_info("socket").fileno()
         # asyncio and uvloop both set TCP_NODELAY on their TCP transports.
         self.idle_since_ns = perf_counter_ns()
         self._owner.on_connected(self)
@@ -148,18 +144,8 @@ class Connection(asyncio.Protocol):
             return
         if complete:
             self._owner.on_answered(exchange, self, response.stamps_ns[-1])
-        elif response.streaming and len(response.reads) > 1:
-            self._streaming = True
-            self._acknowledge_seldom()
-
-    def _acknowledge_seldom(self) -> None:
-        """Let the kernel acknowledge every other read and not each one: sending that is a sixth of what a read costs.
-
-        Not before the first token: until then a timer of 40 ms would have ended it. The server must not wait for the
-        acknowledgement with its next write (TCP_NODELAY), as vLLM's does not.
-        """
-        with contextlib.suppress(OSError):  # the connection is broken, which the loop will tell
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
+        else:
+            self._streaming = response.streaming
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the loop: the connection is gone."""
