@@ -7,7 +7,6 @@ import pytest
 from kvtrial.host.calibration import calibrated_for
 from kvtrial.record.calibration import Calibration, CalibrationLimits, with_id
 from msgspec.structs import replace
-from trial import Trial
 
 
 def card(cpus=None, **of) -> Calibration:
@@ -29,9 +28,7 @@ def card(cpus=None, **of) -> Calibration:
 )
 def test_a_record_carries_the_calibration_that_holds(of, trial, tmp_path, nothing_left):
     (tmp_path / "calibration.json").write_bytes(msgspec.json.encode(card(**of)))
-    planned = trial(runs=1)
-    kept = [replace(run, phases=run.phases[:2]) for run in planned.host_plan.runs]
-    one = Trial(tmp_path / "campaigns" / "short", planned.plan, kept)
+    one = trial(runs=1, phases=("warmup", "populate"))
     one.run()
     (record,) = one.records()
     assert record.calibration == (None if of else card())

@@ -133,8 +133,8 @@ def read_request(raw: dict[str, Any]) -> Request:
     rate = request.arrivals_per_minute
     if rate is not None and not 1 <= rate <= MOST_ARRIVALS_PER_MINUTE:
         raise UnusableInput(
-            f"kvtrial_arrivals_per_minute={rate} is no rate; give a whole number from 1 to {MOST_ARRIVALS_PER_MINUTE}, or "
-            f"nothing for the protocol's own."
+            f"kvtrial_arrivals_per_minute={rate} is no rate; give a whole number from 1 to {MOST_ARRIVALS_PER_MINUTE}, "
+            f"or nothing for the protocol's own."
         )
     request = _with_chosen_sizes(request)
     if not request.hosts:

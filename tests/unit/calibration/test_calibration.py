@@ -44,17 +44,19 @@ def load(port: int, count: int, tokens: int, **params: int) -> tuple[list[Reques
     )  # fmt: skip
 
 
-def measured(count: int = 8, tokens: int = 5) -> tuple[LoadOutcome, list[RequestResult], Stamps]:
+@pytest.fixture(name="measured", scope="module")
+def _measured() -> tuple[LoadOutcome, list[RequestResult], Stamps]:
+    """Eight requests of five tokens, by the client and by the server."""
     results: list[RequestResult] = []
     with running_server() as (port, _):
-        requests, spec = load(port, count, tokens, first_token_us=2000, interval_us=1000)
+        requests, spec = load(port, 8, 5, first_token_us=2000, interval_us=1000)
         outcome = run_load_blocking(spec, requests, results.append)
         content = httpx.post(f"http://127.0.0.1:{port}/kvtrial/stamps").content
     return outcome, results, msgspec.json.decode(content, type=Stamps)
 
 
-def test_its_streams_are_whole_answers_in_the_engines_form():
-    _, results, stamps = measured(count=8, tokens=5)
+def test_its_streams_are_whole_answers_in_the_engines_form(measured):
+    _, results, stamps = measured
     assert [result.error for result in results] == [None] * 8
     assert {result.output_tokens for result in results} == {5}
     assert {result.finish_reason for result in results} == {"length"}
@@ -63,8 +65,8 @@ def test_its_streams_are_whole_answers_in_the_engines_form():
     assert stamps.events == 40
 
 
-def test_its_stamps_are_of_the_clock_the_client_reads_and_in_order():
-    outcome, results, stamps = measured()
+def test_its_stamps_are_of_the_clock_the_client_reads_and_in_order(measured):
+    outcome, results, stamps = measured
     served = {request.prompt_sha256: request for request in stamps.requests}
     for result in results:
         known = served[result.prompt_sha256]
@@ -113,9 +115,9 @@ def test_the_server_ends_with_the_block():
     assert process.returncode == 0
 
 
-def test_a_late_client_is_seen_by_its_calibration():
+def test_a_late_client_is_seen_by_its_calibration(measured):
     """The planted fault of a calibration: a client whose first token is stamped 80 ms late."""
-    outcome, results, stamps = measured()
+    outcome, results, stamps = measured
     honest = level_of(4, outcome, results, stamps)
     late = [
         msgspec.structs.replace(result, first_token_ns=(result.first_token_ns or 0) + 80_000_000) for result in results
@@ -124,15 +126,15 @@ def test_a_late_client_is_seen_by_its_calibration():
     assert found.ttft_error_p50_seconds > honest.ttft_error_p50_seconds + 0.05
 
 
-def test_a_number_of_streams_with_too_large_an_error_does_not_hold(monkeypatch):
-    outcome, results, stamps = measured()
+def test_a_number_of_streams_with_too_large_an_error_does_not_hold(measured, monkeypatch):
+    outcome, results, stamps = measured
     assert level_of(4, outcome, results, stamps).held
     monkeypatch.setattr(calibration, "HELD_P99_SECONDS", 1e-9)
     assert not level_of(4, outcome, results, stamps).held
 
 
-def test_a_failed_request_is_counted_and_the_level_does_not_hold():
-    outcome, results, stamps = measured()
+def test_a_failed_request_is_counted_and_the_level_does_not_hold(measured):
+    outcome, results, stamps = measured
     broken = [msgspec.structs.replace(results[0], first_token_ns=None), *results[1:]]
     found = level_of(4, outcome, broken, stamps)
     assert (found.failed, found.held) == (1, False)

@@ -471,6 +471,27 @@ def test_a_cancelled_phase_leaves_no_connection_and_sends_nothing_more() -> None
         assert len(server.served) == 2
 
 
+def test_requests_in_flight_are_looked_over_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[list[object]] = []
+    sweep, look_at = dispatch.Phase._sweep, dispatch.Phase._look_at
+
+    def spy_sweep(self: Any, now_ns: int) -> None:
+        looked.append([])
+        sweep(self, now_ns)
+
+    def spy_look_at(self: Any, exchange: Any, *rest: Any) -> None:
+        looked[-1].append(exchange.key)
+        look_at(self, exchange, *rest)
+
+    monkeypatch.setattr(dispatch.Phase, "_sweep", spy_sweep)
+    monkeypatch.setattr(dispatch.Phase, "_look_at", spy_look_at)
+    with StampedServer(lambda body: Script(gap_seconds=0.6)) as server:
+        outcome = load(server.base_url, requests(40), 40)
+    assert all(result.error is None for result in outcome.results)
+    assert max(map(len, looked)) <= 4, "of 40, over ten beats"
+    assert {key for keys in looked for key in keys} == {result.key for result in outcome.results}
+
+
 def test_much_buffered_is_read_during_the_phase(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "BUFFER_LIMIT_BYTES", 2000)
     read_during: list[int] = []
