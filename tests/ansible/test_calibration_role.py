@@ -18,9 +18,10 @@ CARD = {"calibration": {"calibration_id": "c" * 64}}
 
 @pytest.fixture(name="play")
 def _play(tmp_path, tools):
-    def play(tasks: str, prints: dict, status: int = 0, error: str = "", before: str = "", **variables):
+    def play(tasks: str, prints: dict, status: int = 0, error: str = "", options: tuple[str, ...] = (), **variables):
         program = tmp_path / "kvtrial-host"
-        program.write_text(f"#!/bin/sh\n{before}\necho '{json.dumps(prints)}'\necho '{error}' >&2\nexit {status}\n")
+        asked = f"""echo "$@" >'{tmp_path}/asked'"""
+        program.write_text(f"#!/bin/sh\n{asked}\necho '{json.dumps(prints)}'\necho '{error}' >&2\nexit {status}\n")
         program.chmod(0o755)
         (tmp_path / "play.yml").write_text(PLAY.format(tasks=tasks))
         (tmp_path / "calibration.json").write_text(json.dumps(CARD["calibration"]))
@@ -32,24 +33,27 @@ def _play(tmp_path, tools):
             **variables,
         }
         settings = json.dumps(given)
-        return tools.run("ansible-playbook", "-i", "h1,", str(tmp_path / "play.yml"), "-e", settings)
+        return tools.run("ansible-playbook", *options, "-i", "h1,", str(tmp_path / "play.yml"), "-e", settings)
 
     return play
 
 
+WHERE = ["--client-cpus"]
 WARNING = "h1: warning: the load client is not calibrated on this host"
 
 
-def test_without_a_calibration_it_warns_and_goes_on(play):
+def test_without_a_calibration_it_warns_and_goes_on(play, tmp_path):
     done = play("main", {"calibration": None})
     assert done.returncode == 0, done.stdout
     assert WARNING in done.stdout
+    assert (tmp_path / "asked").read_text().split() == ["calibration", "--directory", str(tmp_path), *WHERE, "auto"]
 
 
-def test_without_a_calibration_it_refuses_where_one_is_required(play):
-    done = play("main", {"calibration": None}, kvtrial_require_calibration="true")
+def test_without_a_calibration_it_refuses_where_one_is_required(play, tmp_path):
+    done = play("main", {"calibration": None}, kvtrial_require_calibration="true", kvtrial_client_cpus=3)
     assert done.returncode != 0
     assert "h1: the load client is not calibrated on this host" in done.stdout.strip().splitlines()[-1]
+    assert (tmp_path / "asked").read_text().split()[3:] == [*WHERE, "3"]
 
 
 def test_with_a_calibration_it_says_nothing(play):
@@ -64,29 +68,28 @@ def test_a_host_that_cannot_be_calibrated_fails_with_the_sentence(play):
     assert "h1: an engine runs on this host, pid 7" in done.stdout.strip().splitlines()[-1]
 
 
-@pytest.mark.parametrize(("changed", "told"), [(True, "h1:"), (False, "h1: calibrated before")])
-def test_the_table_is_shown_and_the_card_fetched(changed, told, play, tmp_path):
-    done = play("calibrate", {"changed": changed, **CARD, "table": ["streams  TTFT error", "      1  0.05 ms"]})
+@pytest.mark.parametrize(
+    ("again", "told", "said", "expected"),
+    [
+        (True, "h1:", {"kvtrial_client_cpus": 3}, ["3", "--again"]),
+        (False, "h1: calibrated before", {}, ["auto"]),
+    ],
+)
+def test_it_calibrates_where_and_as_asked_shows_the_table_and_fetches_the_card(
+    again, told, said, expected, play, tmp_path
+):
+    prints = {"changed": again, **CARD, "table": ["streams  TTFT error", "      1  0.05 ms"]}
+    done = play("calibrate", prints, kvtrial_recalibrate=again, **said)
     assert done.returncode == 0, done.stdout
     assert told in done.stdout
     assert "      1  0.05 ms" in done.stdout
     assert json.loads((tmp_path / "cards" / "h1.json").read_text()) == CARD["calibration"]
+    assert (tmp_path / "asked").read_text().split() == ["calibrate", "--directory", str(tmp_path), *WHERE, *expected]
 
 
-def test_in_check_mode_nothing_is_run(play, tmp_path, tools):
-    play("calibrate", {"changed": True, **CARD, "table": []})
-    (tmp_path / "kvtrial-host").unlink()
-    done = tools.run("ansible-playbook", "--check", "-i", "h1,", str(tmp_path / "play.yml"), "-e",
-                     json.dumps({"calibration_executable": str(tmp_path / "kvtrial-host"),
-                                 "calibration_state_dir": str(tmp_path), "calibration_cards": str(tmp_path / "cards"),
-                                 "ansible_python_interpreter": "{{ ansible_playbook_python }}"}))  # fmt: skip
+def test_in_check_mode_nothing_is_run(play, tmp_path):
+    done = play("calibrate", {"changed": True, **CARD, "table": []}, options=("--check",))
     assert done.returncode == 0, done.stdout
     assert "would be calibrated" in done.stdout
-
-
-@pytest.mark.parametrize("again", [True, False])
-def test_it_calibrates_again_only_when_asked(again, play, tmp_path):
-    program = 'echo "$@" >"$(dirname "$0")/asked"'
-    play("calibrate", {}, status=2, before=program, kvtrial_recalibrate=again)
-    asked = (tmp_path / "asked").read_text().split()
-    assert asked == ["calibrate", "--directory", str(tmp_path), *(["--again"] if again else [])]
+    assert not (tmp_path / "asked").exists()
+    assert not (tmp_path / "cards").exists()

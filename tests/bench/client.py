@@ -42,7 +42,11 @@ STEPS = {
     64: Step(64, 256, 50),
     256: Step(256, 512, 100),
     512: Step(512, 1024, 100),
+    1000: Step(1000, 2000, 100),
 }
+BEYOND = 1000
+"""At so many streams kvtrial and the C reference are measured besides: the peers hold a fraction of them."""
+
 CPU_LEVEL = 256
 """CPU per chunk and per request are those of this level: long enough that a start costs nothing."""
 
@@ -288,6 +292,8 @@ def full() -> int:
                 found[subject.name][level] = bench.measure(subject, STEPS[level])
         for subject in present:
             most[subject.name] = most_streams(bench, subject, found[subject.name])
+        for subject in (subject for subject in present if subject.name in ("kvtrial", "c-reference")):
+            found[subject.name][BEYOND] = bench.measure(subject, STEPS[BEYOND])
     rows = [row for subject in subjects for row in _rows(subject, found.get(subject.name), most.get(subject.name))]
     if ratio is not None:
         n = QUICK_ROUNDS

@@ -12,18 +12,30 @@ from typing import Any
 import pytest
 from kvtrial.analysis.inputs import read_request
 from kvtrial.analysis.plan import make_plan, requested_protocol
+from msgspec.structs import replace
 from trial import Trial, ours, request_for
 
 
 @pytest.fixture(name="trial")
 def _trial(tmp_path: Path) -> Iterator[Callable[..., Trial]]:
-    """Makes a trial: trial(runs=2, faults="no_load", fault_arm="offload", **host changes). Leaves nothing behind."""
+    """Makes a trial: trial(runs=2, faults="no_load", fault_arm="offload", **host changes). Leaves nothing behind.
+
+    `phases`: with these alone, where no verdict is asked for.
+    """
 
     def make(
-        runs: int | None = None, faults: str = "", fault_arm: str = "", folder: str = "host", **changes: Any
+        runs: int | None = None,
+        faults: str = "",
+        fault_arm: str = "",
+        folder: str = "host",
+        phases: tuple[str, ...] = (),
+        **changes: Any,
     ) -> Trial:
         request = read_request(request_for(tmp_path, faults, fault_arm, **changes))
-        return Trial(tmp_path / "campaigns" / folder, make_plan(request, requested_protocol(request)), runs)
+        plan = make_plan(request, requested_protocol(request))
+        kept = [replace(run, phases=[phase for phase in run.phases if not phases or phase.name in phases])
+                for run in plan.hosts[0].runs[:runs]]  # fmt: skip
+        return Trial(tmp_path / "campaigns" / folder, plan, kept)
 
     yield make
     for pid in ours(tmp_path):

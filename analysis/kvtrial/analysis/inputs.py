@@ -16,6 +16,7 @@ from kvtrial.record.protocol import Objective
 T = TypeVar("T")
 
 
+MOST_ARRIVALS_PER_MINUTE = 6_000_000
 CHOSEN_SIZES = ("hit_share_percent", "arrivals_per_minute")
 """Sizes of offload_mix that a command line sets by a variable of their own."""
 
@@ -128,6 +129,12 @@ def read_request(raw: dict[str, Any]) -> Request:
         raise UnusableInput(
             f"kvtrial_hit_share_percent={request.hit_share_percent} is no share; give a whole number from 0 to 100, or "
             f"nothing to sweep the share."
+        )
+    rate = request.arrivals_per_minute
+    if rate is not None and not 1 <= rate <= MOST_ARRIVALS_PER_MINUTE:
+        raise UnusableInput(
+            f"kvtrial_arrivals_per_minute={rate} is no rate; give a whole number from 1 to {MOST_ARRIVALS_PER_MINUTE}, "
+            f"or nothing for the protocol's own."
         )
     request = _with_chosen_sizes(request)
     if not request.hosts:

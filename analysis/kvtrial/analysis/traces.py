@@ -227,7 +227,7 @@ def _is_array(path: Path) -> bool:
 
 def _elements(path: Path, name: str) -> Iterator[Entry]:
     """Elements of a JSON array, each read when it is whole: memory holds the longest one and a block."""
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
     blocks = _texts(path)
     text, line = "", 1
     while "[" not in text:
@@ -245,6 +245,10 @@ def _elements(path: Path, name: str) -> Iterator[Entry]:
             content, end = decoder.raw_decode(text, at)
         except json.JSONDecodeError as error:
             why = error.msg
+        except (ValueError, RecursionError) as error:  # a number of a thousand digits, lists in lists in lists
+            raise UnusableInput(
+                f"{name} line {line}: {_shown(text[at : at + LONGEST_SHOWN])} can't be used ({error})."
+            ) from None
         else:
             yield Entry(line, content)
             line += text.count("\n", at, end)
@@ -258,6 +262,14 @@ def _elements(path: Path, name: str) -> Iterator[Entry]:
                 f"of conversations in the form of ShareGPT."
             )
         text, at = text[at:] + more, 0
+
+
+def _finite(number: str) -> float:
+    """A number of JSON, which knows no NaN and nothing infinite. Raises ValueError."""
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"{number} is no number that can be used")
+    return value
 
 
 def _between(text: str, at: int) -> int:
@@ -282,14 +294,14 @@ def _requests_of(entry: Entry, name: str, trace: Trace, made: int, latest: float
             return [_checked(_typed(content, where), where, trace, made, latest)]
         content = _object(content, where)
     if isinstance(content, dict) and "conversations" not in content:
-        return [_checked(_typed(msgspec.json.encode(content), where), where, trace, made, latest)]
+        return [_checked(_typed(json.dumps(content).encode(), where), where, trace, made, latest)]
     return _turns(content, where, trace, made)
 
 
 def _object(content: bytes, where: str) -> Any:
     try:
         return msgspec.json.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnusableInput(f"{where}: {_shown(content)} is no JSON ({error}); give one object a line.") from None
 
 
@@ -297,7 +309,7 @@ def _typed(content: bytes, where: str) -> TraceLine:
     """A line's fields in their types, or the sentence that names the wrong one."""
     try:
         return LINE.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         message = str(error)
     raw = _object(content, where)
     if not isinstance(raw, dict):

@@ -1,10 +1,13 @@
 """Calibrate the load client on this host: against a server of known timing, in two processes, without an engine.
 
+The client is pinned as in an experiment, and the server has the CPUs that an engine would have.
+
 STATE_DIR/calibration.json     the card of the last calibration, whole or absent
 """
 
 import hashlib
 import importlib.metadata
+import os
 import platform
 import time
 from datetime import UTC, datetime
@@ -14,7 +17,9 @@ import msgspec
 from msgspec import Struct
 
 import kvtrial
+from kvtrial.host.affinity import Pinning, pinned_client
 from kvtrial.host.conditions import read_conditions
+from kvtrial.host.engine import RunFault, engine_cpus
 from kvtrial.host.load.client import run_load_blocking
 from kvtrial.host.load.honesty import cpu_ticks, quantile, steal_share
 from kvtrial.host.loopback import loopback_client
@@ -28,6 +33,7 @@ from kvtrial.record.calibration import (
     CalibrationLimits,
     with_id,
 )
+from kvtrial.record.cpulist import as_list
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.load import LoadOutcome, LoadSpec, RequestResult, RequestSpec
 from kvtrial.record.store import write_atomically
@@ -60,16 +66,24 @@ def _step(streams: int) -> _Step:
 LEVELS = (1, 64, 256, 512)
 
 
-def calibrate(state_dir: Path, levels: tuple[int, ...] = LEVELS) -> Calibration:
-    """Calibrate and store the card; about 20 s. Raises UnusableInput where even one stream can't be measured.
+def calibrate(state_dir: Path, levels: tuple[int, ...] = LEVELS, client_cpus: str = "auto") -> Calibration:
+    """Calibrate and store the card; about 20 s. `client_cpus`: as of an experiment (`kvtrial_client_cpus`).
 
-    OSError is left to the caller (disk full).
+    Raises UnusableInput where even one stream can't be measured, or the CPUs leave none to client or engine. OSError is
+    left to the caller (disk full).
     """
+    try:
+        servers = engine_cpus(client_cpus)
+    except RunFault as fault:
+        raise UnusableInput(f"{fault.fault.detail}.") from None
     began = time.monotonic()
     conditions = read_conditions()
     ticks = _ticks()
-    with running_server() as (port, _):
-        measured = [_measure(port, _step(streams)) for streams in levels]
+    with running_server() as (port, server):
+        if servers:
+            os.sched_setaffinity(server.pid, servers)
+        with pinned_client(client_cpus, [server.pid]) as pinning:
+            measured = [_measure(port, _step(streams), pinning) for streams in levels]
     held = [level for level in measured if level.held]
     if not measured[0].held:
         raise UnusableInput(
@@ -83,7 +97,7 @@ def calibrate(state_dir: Path, levels: tuple[int, ...] = LEVELS) -> Calibration:
             schema_version=CALIBRATION_SCHEMA,
             made_at_utc=datetime.now(UTC).isoformat(timespec="seconds"),
             seconds=time.monotonic() - began,
-            calibrated_for=calibrated_for(),
+            calibrated_for=calibrated_for(client_cpus),
             cpus=conditions.cpus,
             clock_source=conditions.clock_source,
             governor=conditions.governor,
@@ -91,6 +105,9 @@ def calibrate(state_dir: Path, levels: tuple[int, ...] = LEVELS) -> Calibration:
             steal_share=steal_share(ticks, _ticks()),
             levels=measured,
             limits=CalibrationLimits(streams_max=top.streams, chunks_per_second_max=top.chunks_per_second),
+            cpu_affinity=pinning.cpus,
+            pinning=pinning.pinning,
+            numa_node=pinning.numa_node,
         )
     )
     state_dir.mkdir(parents=True, exist_ok=True)
@@ -105,13 +122,13 @@ def refuse_busy_host() -> None:
         raise UnusableInput(f"an engine runs on this host, pid {pid} ({command}); calibrate when it has ended.")
 
 
-def read_calibration(state_dir: Path) -> Calibration | None:
-    """The card of this client on this host; None where there is none, or it holds for another client or host."""
+def read_calibration(state_dir: Path, client_cpus: str = "auto") -> Calibration | None:
+    """The card of this client on this host, on such CPUs; None where there is none, or it holds for another."""
     try:
         card = msgspec.json.decode((state_dir / CARD).read_bytes(), type=Calibration)
     except (OSError, msgspec.DecodeError):
         return None
-    if with_id(card).calibration_id != card.calibration_id or card.calibrated_for != calibrated_for():
+    if with_id(card).calibration_id != card.calibration_id or card.calibrated_for != calibrated_for(client_cpus):
         return None
     return card
 
@@ -122,7 +139,12 @@ def current_calibration_id(state_dir: Path) -> str | None:
     return card.calibration_id if card else None
 
 
-def calibrated_for() -> CalibratedFor:
+def alike(card: Calibration | None, pinning: Pinning) -> Calibration | None:
+    """The card where the client may run on the CPUs that it was calibrated on, else None."""
+    return card if card is not None and card.cpu_affinity == pinning.cpus else None
+
+
+def calibrated_for(client_cpus: str = "auto") -> CalibratedFor:
     """What a calibration made now would hold for."""
     conditions = read_conditions()
     return CalibratedFor(
@@ -131,6 +153,7 @@ def calibrated_for() -> CalibratedFor:
         kernel=platform.release(),
         cpu_model=conditions.cpu_model,
         python=platform.python_version(),
+        client_cpus=client_cpus,
     )
 
 
@@ -154,6 +177,7 @@ def table(card: Calibration) -> list[str]:
     return [
         "{:>7} {:>15} {:>9} {:>12} {:>9} {:>11} {:>9}".format(*columns),
         *map(_row, card.levels),
+        f"The client: {card.pinning}, CPUs {as_list(set(card.cpu_affinity))}.",
         f"Calibrated up to {limits.streams_max} streams and {limits.chunks_per_second_max:,.0f} chunks/s; steal "
         f"{steal}, load {card.load_average_1m:.1f}; id {card.calibration_id[:12]}.",
     ]
@@ -177,7 +201,7 @@ def ttft_error_ns(sent_ns: int, first_token_ns: int, served: ServedRequest) -> i
     return (first_token_ns - sent_ns) - (served.first_before_ns - arrived_ns)
 
 
-def _measure(port: int, step: _Step) -> CalibrationLevel:
+def _measure(port: int, step: _Step, pinning: Pinning) -> CalibrationLevel:
     base_url = f"http://127.0.0.1:{port}"
     requests = [
         RequestSpec(key=str(number), prompt_token_ids=[step.streams, number, 1], max_tokens=step.tokens)
@@ -194,7 +218,7 @@ def _measure(port: int, step: _Step) -> CalibrationLevel:
     results: list[RequestResult] = []
     with loopback_client(base_url, _TIMEOUT_SECONDS) as control:
         control.post("/kvtrial/schedule", content=msgspec.json.encode(step.schedule)).raise_for_status()
-        outcome = run_load_blocking(spec, requests, results.append)
+        outcome = run_load_blocking(spec, requests, results.append, pinning=pinning)
         stamps = msgspec.json.decode(control.post("/kvtrial/stamps").raise_for_status().content, type=Stamps)
     return level_of(step.streams, outcome, results, stamps)
 

@@ -8,6 +8,7 @@
 
     kvtrial-host calibrate   --directory STATE_DIR [--again]    calibrate the load client here, unless that is done
     kvtrial-host calibration --directory STATE_DIR              print the calibration that holds, or null
+                             both: --client-cpus CPUS           where it runs, as kvtrial_client_cpus says (auto)
 
 It may be killed at any point: its engine is ended by the keeper, and `start` goes on with the runs that are missing.
 """
@@ -41,6 +42,7 @@ from kvtrial.host.schedule import dropped_pairs, next_run, runs_left
 from kvtrial.host.state import Folder, Progress, first_progress
 from kvtrial.host.units import PROGRAM_UNIT, refuse_other_launch, start_program
 from kvtrial.host.workload import check_traces
+from kvtrial.record.cpulist import cpu_list
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import RunPlan
 from kvtrial.record.store import SUMMARY_ONLY, stated_digest
@@ -75,7 +77,7 @@ class Program:
         self.stopping = ""
         self.engine: Engine | None = None
         # A campaign's folder is STATE_DIR/campaigns/CAMPAIGN.
-        self.calibration = read_calibration(folder.directory.parent.parent)
+        self.calibration = read_calibration(folder.directory.parent.parent, self.plan.client_cpus)
         self.finished = folder.finished_runs()
         self.progress = first_progress(self.campaign, self.digest, self.plan, self.boot, 0.0)
 
@@ -348,16 +350,16 @@ def pack(folder: Folder, output: Path, parts: str = "full") -> dict[str, str]:
     return {run: stated_digest(folder.runs / run / "record.sha256") for run in sorted(finished)}
 
 
-def calibrate_here(state_dir: Path, again: bool) -> dict[str, object]:
+def calibrate_here(state_dir: Path, client_cpus: str, again: bool) -> dict[str, object]:
     """Calibrate the client, unless a card holds already and `again` is not asked for; what is printed of it."""
-    card = None if again else read_calibration(state_dir)
+    card = None if again else read_calibration(state_dir, client_cpus)
     changed = card is None
     if card is None:
         refuse_busy_host()
         for path in sorted(state_dir.glob("campaigns/*")):
             if Folder(path).program_alive() is not None:
                 raise UnusableInput(f"campaign {path.name} runs on this host; calibrate when it has ended.")
-        card = calibrate(state_dir)
+        card = calibrate(state_dir, client_cpus=client_cpus)
     return {"changed": changed, "calibration": msgspec.to_builtins(card), "table": table(card)}
 
 
@@ -368,16 +370,27 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--parts", choices=["summary", "full"], default="full")
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--client-cpus", default="auto", help="where the load client runs: auto, none or CPUs")
     parser.add_argument("--log", type=Path, help="with run: where it prints to, opened by the program's own account")
     return parser.parse_args(arguments)
 
 
-def _calibration_command(command: str, state_dir: Path, again: bool) -> int:
+def _check_cpus(asked: str) -> None:
+    """Raise UnusableInput for what kvtrial_client_cpus can't be."""
     try:
+        if asked not in ("auto", "none"):
+            cpu_list(asked)
+    except ValueError as error:
+        raise UnusableInput(f"kvtrial_client_cpus={asked!r}: {error}; give auto, none or CPUs, as 14-15.") from None
+
+
+def _calibration_command(command: str, state_dir: Path, client_cpus: str, again: bool) -> int:
+    try:
+        _check_cpus(client_cpus)
         if command == "calibrate":
-            print(json.dumps(calibrate_here(state_dir, again)))
+            print(json.dumps(calibrate_here(state_dir, client_cpus, again)))
         else:
-            card = read_calibration(state_dir)
+            card = read_calibration(state_dir, client_cpus)
             print(json.dumps({"calibration": msgspec.to_builtins(card) if card else None}))
     except (UnusableInput, OSError) as error:
         print(str(error), file=sys.stderr)
@@ -396,7 +409,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Entry point of `kvtrial-host`. Exit status 0, or 2 for unusable input with one sentence on stderr."""
     options = _arguments(arguments)
     if options.command in _ON_STATE_DIR:
-        return _calibration_command(options.command, options.directory.resolve(), options.again)
+        return _calibration_command(options.command, options.directory.resolve(), options.client_cpus, options.again)
     folder = Folder(options.directory.resolve())
     try:
         if options.command == "run":

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 import kvtrial
 from kvtrial.host.affinity import Pinning, pinned_client
+from kvtrial.host.calibration import alike
 from kvtrial.host.conditions import read_conditions
 from kvtrial.host.engine import Engine, RunFault, refuse_port, routable
 from kvtrial.host.keeper import EngineExit
@@ -77,7 +78,8 @@ class Interrupted(Exception):
 class _Facts:
     """What a run has gathered so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, calibration: Calibration | None) -> None:
+        self.calibration = calibration
         self.started = time.monotonic()
         self.started_at = datetime.now(UTC).isoformat(timespec="seconds")
         self.resolved: Resolved | None = None
@@ -95,7 +97,7 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
     Whatever the engine does becomes part of the record; OSError (disk full) is left to the caller, who stops.
     """
     directory.mkdir(parents=True)
-    facts = _Facts()
+    facts = _Facts(context.calibration)
     conditions = read_conditions()
     engine: Engine | None = None
     exit_facts: EngineExit | None = None
@@ -158,7 +160,7 @@ def execute(run: RunPlan, directory: Path, context: RunContext) -> RunRecord:
             for hit in watch_log(served_log.splitlines(), context.plan.vllm_version)
         ],
         files=files,
-        calibration=context.calibration,
+        calibration=facts.calibration,
         supervision=supervised,
         left_behind=exit_facts.left_behind if exit_facts else "",
     )
@@ -185,6 +187,7 @@ def _measure(
         raise RunFault(engine.fault("routable_bind", None, detail))
     boundary: Scrape | None = None
     with pinned_client(context.plan.client_cpus, engine.pids()) as pinning:
+        facts.calibration = alike(context.calibration, pinning)
         for number, phase in enumerate(run.phases):
             context.on_phase(phase.name)
             boundary = _one_phase(phase, directory, context, engine, facts, results, pinning, boundary)
@@ -224,7 +227,7 @@ def _one_phase(
                 plan.limits,
                 context.folder,
                 take,
-                calibration_id=context.calibration.calibration_id if context.calibration else None,
+                calibration_id=facts.calibration.calibration_id if facts.calibration else None,
                 pinning=pinning,
                 spool_directory=directory,
             )

@@ -48,6 +48,7 @@ class CalibratedFor(Struct, frozen=True, kw_only=True):
     """What a calibration holds for: with any of these different it says nothing.
 
     `client_sha256` is over the sources of what runs on a host and the versions of the libraries that it reads with.
+    `client_cpus` is what the inventory says of where the client runs (`kvtrial_client_cpus`).
     """
 
     kvtrial_version: str
@@ -55,10 +56,15 @@ class CalibratedFor(Struct, frozen=True, kw_only=True):
     kernel: str
     cpu_model: str
     python: str
+    client_cpus: str = "auto"
 
 
 class Calibration(Struct, frozen=True, kw_only=True):
-    """The card that calibrating leaves. `calibration_id` is the sha256 of the card without it."""
+    """The card that calibrating leaves. `calibration_id` is the sha256 of the card without it.
+
+    `cpu_affinity`, `pinning`, `numa_node`: where the client ran meanwhile, as on its honesty card; the stamped server
+    had the CPUs that an engine would have had.
+    """
 
     schema_version: str
     calibration_id: str = ""
@@ -72,6 +78,9 @@ class Calibration(Struct, frozen=True, kw_only=True):
     steal_share: float | None
     levels: list[CalibrationLevel]
     limits: CalibrationLimits
+    cpu_affinity: list[int] = []
+    pinning: str | None = None
+    numa_node: int | None = None
 
 
 def with_id(card: Calibration) -> Calibration:

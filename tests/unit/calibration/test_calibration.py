@@ -1,6 +1,7 @@
 """The stamped server and what calibrating against it leaves. Nothing here depends on how fast the machine is."""
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import httpx
 import msgspec
 import pytest
 from kvtrial.host import calibration
-from kvtrial.host.calibration import calibrate, current_calibration_id, level_of, read_calibration, table
+from kvtrial.host.affinity import Pinning
+from kvtrial.host.calibration import alike, calibrate, current_calibration_id, level_of, read_calibration, table
 from kvtrial.host.load.client import run_load_blocking
 from kvtrial.host.program import main
-from kvtrial.host.stamped_server import MODEL, NAME, Stamps, running_server, spread_us
+from kvtrial.host.stamped_server import MODEL, NAME, Schedule, Stamps, running_server, spread_us
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.load import LoadOutcome, LoadSpec, RequestResult, RequestSpec
 
@@ -21,6 +23,14 @@ def _generous(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine is no fault of the code, and other tests' engines are no engines of a user."""
     monkeypatch.setattr(calibration, "HELD_P99_SECONDS", 60.0)
     monkeypatch.setattr(calibration, "foreign_engines", lambda _own: [])
+    monkeypatch.setattr(calibration, "_step", short_step)
+
+
+def short_step(streams: int) -> calibration._Step:
+    """What is asked here of a calibration does not hang on how long it is."""
+    return calibration._Step(
+        streams, 4 * streams, 4, Schedule(tokens_per_second=200, first_seconds=0.01, stagger_seconds=0.02)
+    )
 
 
 def load(port: int, count: int, tokens: int, **params: int) -> tuple[list[RequestSpec], LoadSpec]:
@@ -34,17 +44,19 @@ def load(port: int, count: int, tokens: int, **params: int) -> tuple[list[Reques
     )  # fmt: skip
 
 
-def measured(count: int = 8, tokens: int = 5) -> tuple[LoadOutcome, list[RequestResult], Stamps]:
+@pytest.fixture(name="measured", scope="module")
+def _measured() -> tuple[LoadOutcome, list[RequestResult], Stamps]:
+    """Eight requests of five tokens, by the client and by the server."""
     results: list[RequestResult] = []
     with running_server() as (port, _):
-        requests, spec = load(port, count, tokens, first_token_us=2000, interval_us=1000)
+        requests, spec = load(port, 8, 5, first_token_us=2000, interval_us=1000)
         outcome = run_load_blocking(spec, requests, results.append)
         content = httpx.post(f"http://127.0.0.1:{port}/kvtrial/stamps").content
     return outcome, results, msgspec.json.decode(content, type=Stamps)
 
 
-def test_its_streams_are_whole_answers_in_the_engines_form():
-    _, results, stamps = measured(count=8, tokens=5)
+def test_its_streams_are_whole_answers_in_the_engines_form(measured):
+    _, results, stamps = measured
     assert [result.error for result in results] == [None] * 8
     assert {result.output_tokens for result in results} == {5}
     assert {result.finish_reason for result in results} == {"length"}
@@ -53,8 +65,8 @@ def test_its_streams_are_whole_answers_in_the_engines_form():
     assert stamps.events == 40
 
 
-def test_its_stamps_are_of_the_clock_the_client_reads_and_in_order():
-    outcome, results, stamps = measured()
+def test_its_stamps_are_of_the_clock_the_client_reads_and_in_order(measured):
+    outcome, results, stamps = measured
     served = {request.prompt_sha256: request for request in stamps.requests}
     for result in results:
         known = served[result.prompt_sha256]
@@ -103,9 +115,9 @@ def test_the_server_ends_with_the_block():
     assert process.returncode == 0
 
 
-def test_a_late_client_is_seen_by_its_calibration():
+def test_a_late_client_is_seen_by_its_calibration(measured):
     """The planted fault of a calibration: a client whose first token is stamped 80 ms late."""
-    outcome, results, stamps = measured()
+    outcome, results, stamps = measured
     honest = level_of(4, outcome, results, stamps)
     late = [
         msgspec.structs.replace(result, first_token_ns=(result.first_token_ns or 0) + 80_000_000) for result in results
@@ -114,15 +126,15 @@ def test_a_late_client_is_seen_by_its_calibration():
     assert found.ttft_error_p50_seconds > honest.ttft_error_p50_seconds + 0.05
 
 
-def test_a_number_of_streams_with_too_large_an_error_does_not_hold(monkeypatch):
-    outcome, results, stamps = measured()
+def test_a_number_of_streams_with_too_large_an_error_does_not_hold(measured, monkeypatch):
+    outcome, results, stamps = measured
     assert level_of(4, outcome, results, stamps).held
     monkeypatch.setattr(calibration, "HELD_P99_SECONDS", 1e-9)
     assert not level_of(4, outcome, results, stamps).held
 
 
-def test_a_failed_request_is_counted_and_the_level_does_not_hold():
-    outcome, results, stamps = measured()
+def test_a_failed_request_is_counted_and_the_level_does_not_hold(measured):
+    outcome, results, stamps = measured
     broken = [msgspec.structs.replace(results[0], first_token_ns=None), *results[1:]]
     found = level_of(4, outcome, broken, stamps)
     assert (found.failed, found.held) == (1, False)
@@ -133,6 +145,7 @@ def _card_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     state = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "HELD_P99_SECONDS", 60.0)
+        patch.setattr(calibration, "_step", short_step)
         calibrate(state, levels=(1, 8))
     return state
 
@@ -147,7 +160,7 @@ def test_a_card_is_stored_whole_and_holds_for_this_client_on_this_host(card_dir)
     assert [path.name for path in card_dir.iterdir()] == ["calibration.json"]
 
 
-@pytest.mark.parametrize("field", ["kvtrial_version", "client_sha256", "kernel", "cpu_model", "python"])
+@pytest.mark.parametrize("field", ["kvtrial_version", "client_sha256", "kernel", "cpu_model", "python", "client_cpus"])
 def test_a_card_of_another_client_or_host_does_not_hold(field, card_dir, tmp_path):
     card = read_calibration(card_dir)
     assert card is not None
@@ -178,7 +191,9 @@ def test_a_host_on_which_one_stream_cannot_be_measured_is_refused(monkeypatch, t
 
 def test_the_command_calibrates_once_and_again_when_asked(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(calibration, "LEVELS", (1,))
-    monkeypatch.setattr("kvtrial.host.program.calibrate", lambda state: calibrate(state, levels=(1,)))
+    monkeypatch.setattr(
+        "kvtrial.host.program.calibrate", lambda state, client_cpus: calibrate(state, (1,), client_cpus)
+    )
     monkeypatch.setattr("kvtrial.host.program.refuse_busy_host", lambda: None)
 
     def run(*more: str):
@@ -192,6 +207,43 @@ def test_the_command_calibrates_once_and_again_when_asked(monkeypatch, tmp_path,
     assert not second["changed"]
     assert second["calibration"] == first["calibration"] == run("calibration")["calibration"]
     assert run("calibrate", "--again")["changed"]
+
+
+OURS = sorted(os.sched_getaffinity(0))
+
+
+@pytest.mark.skipif(len(OURS) < 2, reason="one CPU cannot be shared out")
+def test_the_client_is_pinned_as_in_an_experiment_and_the_server_where_an_engine_would_be(tmp_path, monkeypatch):
+    seen: dict[str, set[int]] = {}
+
+    def spy(spec, requests, take, **how):
+        server = int(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()[-1])
+        seen.update(client=os.sched_getaffinity(0), server=os.sched_getaffinity(server))
+        return run_load_blocking(spec, requests, take, **how)
+
+    monkeypatch.setattr(calibration, "run_load_blocking", spy)
+    card = calibrate(tmp_path, (1,), client_cpus=str(OURS[-1]))
+    assert seen == {"client": {OURS[-1]}, "server": set(OURS[:-1])}
+    assert (card.pinning, card.cpu_affinity) == ("pinned", [OURS[-1]])
+    assert os.sched_getaffinity(0) == set(OURS), "the pin is taken off"
+    assert read_calibration(tmp_path) is None, "it does not hold for a client that is not pinned"
+    assert read_calibration(tmp_path, str(OURS[-1])) == card
+
+
+def test_a_client_that_is_not_pinned_has_a_card_that_says_so(card_dir):
+    card = read_calibration(card_dir)
+    assert card is not None
+    assert (card.pinning, card.cpu_affinity) == ("no core is free of the engine", OURS)
+    assert alike(card, Pinning(OURS, "", None)) == card
+    assert alike(card, Pinning([9999], "", None)) is None
+
+
+@pytest.mark.parametrize(("cpus", "said"), [("9999", "leaves no CPU to the client"), ("x", "'x' is neither a CPU")])
+def test_cpus_that_cannot_be_shared_out_are_refused(cpus, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("kvtrial.host.program.refuse_busy_host", lambda: None)
+    assert main(["calibrate", "--directory", str(tmp_path), "--client-cpus", cpus]) == 2
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_host_with_an_engine_is_refused(monkeypatch, tmp_path, capsys):

@@ -75,7 +75,7 @@ def test_an_answer_is_recorded_whole() -> None:
 
 
 def test_stamps_lie_after_the_servers_own_and_between_its_writes() -> None:
-    script = Script(token_groups=((5,), (6,), (7,)), first_seconds=0.05, gap_seconds=0.5)
+    script = Script(token_groups=((5,), (6,), (7,)), first_seconds=0.05, gap_seconds=0.25)
     with StampedServer(lambda body: script) as server:
         outcome = load(server.base_url, requests(1))
         [served] = server.served
@@ -218,7 +218,7 @@ def test_a_server_that_never_answers_times_out_as_idle() -> None:
 def test_an_answer_that_drips_without_end_times_out_as_a_request() -> None:
     drip = Script(token_groups=tuple((number,) for number in range(10_000)), gap_seconds=0.02)
     with StampedServer(by_request({0: drip})) as server:
-        outcome = load(server.base_url, requests(2), idle_timeout_seconds=5, request_timeout_seconds=1.0)
+        outcome = load(server.base_url, requests(2), idle_timeout_seconds=5, request_timeout_seconds=0.6)
     assert error_of(outcome.results[0]) == ("request_timeout", None)
     assert outcome.results[0].output_tokens >= 1
     assert outcome.results[1].error is None
@@ -308,7 +308,7 @@ def test_an_open_loop_reuses_a_free_connection() -> None:
 
 
 def test_a_connection_that_the_server_closed_while_idle_is_replaced() -> None:
-    wanted = [RequestSpec(key=f"r{n}", prompt_token_ids=[n], max_tokens=1, scheduled_seconds=0.5 * n) for n in range(3)]
+    wanted = [RequestSpec(key=f"r{n}", prompt_token_ids=[n], max_tokens=1, scheduled_seconds=0.3 * n) for n in range(3)]
     with StampedServer(lambda body: Script(close_after_seconds=0.05)) as server:
         outcome = load(server.base_url, wanted, None)
         assert server.connections_opened == 3
@@ -440,8 +440,8 @@ def test_a_collection_inside_the_phase_is_seen() -> None:
 def test_progress_is_reported_seldom_and_with_the_right_numbers() -> None:
     seen: list[tuple[int, int, float]] = []
     with StampedServer(lambda body: Script(gap_seconds=0.3)) as server:
-        load(server.base_url, requests(3), on_progress=lambda done, total: seen.append((done, total, time.monotonic())))
-    assert [total for _, total, _ in seen] == [3] * len(seen)
+        load(server.base_url, requests(2), on_progress=lambda done, total: seen.append((done, total, time.monotonic())))
+    assert [total for _, total, _ in seen] == [2] * len(seen)
     assert seen
     assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
     assert all(later[2] - earlier[2] >= 0.5 for earlier, later in itertools.pairwise(seen))
@@ -469,6 +469,27 @@ def test_a_cancelled_phase_leaves_no_connection_and_sends_nothing_more() -> None
         asyncio.run(cancel())
         assert server.wait_for_connections(0) == 0
         assert len(server.served) == 2
+
+
+def test_requests_in_flight_are_looked_over_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[list[object]] = []
+    sweep, look_at = dispatch.Phase._sweep, dispatch.Phase._look_at
+
+    def spy_sweep(self: Any, now_ns: int) -> None:
+        looked.append([])
+        sweep(self, now_ns)
+
+    def spy_look_at(self: Any, exchange: Any, *rest: Any) -> None:
+        looked[-1].append(exchange.key)
+        look_at(self, exchange, *rest)
+
+    monkeypatch.setattr(dispatch.Phase, "_sweep", spy_sweep)
+    monkeypatch.setattr(dispatch.Phase, "_look_at", spy_look_at)
+    with StampedServer(lambda body: Script(gap_seconds=0.6)) as server:
+        outcome = load(server.base_url, requests(40), 40)
+    assert all(result.error is None for result in outcome.results)
+    assert max(map(len, looked)) <= 4, "of 40, over ten beats"
+    assert {key for keys in looked for key in keys} == {result.key for result in outcome.results}
 
 
 def test_much_buffered_is_read_during_the_phase(monkeypatch: pytest.MonkeyPatch) -> None:

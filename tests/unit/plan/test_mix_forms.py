@@ -81,6 +81,9 @@ def test_a_trace_is_replayed_at_its_own_times_or_at_the_rate_that_is_given(tmp_p
 def test_what_contradicts_itself_is_refused_in_a_sentence(tmp_path):
     assert "are both given" in refusal(tmp_path, trace="a.jsonl", hit_share_percent=10)
     assert "give a whole number from 0 to 100" in refusal(tmp_path, hit_share_percent=130)
+    for rate in (0, -1, 10**9):
+        said = refusal(tmp_path, arrivals_per_minute=rate)
+        assert f"kvtrial_arrivals_per_minute={rate} is no rate; give a whole number from 1 to" in said
     said = refusal(tmp_path, protocol="offload_return", sizes={"prompt_tokens": 144}, arrivals_per_minute=60)
     assert "offload_return has no size arrivals_per_minute" in said
     assert "use -e protocol=offload_mix" in said

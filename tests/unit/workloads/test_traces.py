@@ -99,6 +99,8 @@ BAD = [
     ({"conversations": [{"from": "alien", "value": "x"}]}, ['message 1 is from "alien"', "human"]),
     ('{"prompt": "\\ud800"}', ["line 2"]),
     ('{"prompt": "x", "time": 1e999}', ["line 2"]),
+    ('{"prompt": ' + "[" * 100_000, ["line 2", "no JSON"]),
+    ('{"prompt_tokens": ' + "9" * 5000 + "}", ["line 2"]),
 ]
 
 
@@ -194,6 +196,20 @@ def test_elements_longer_than_a_block_are_read_and_a_list_without_an_end_is_refu
     assert [len(line.prompt) for line in read(path)] == [700_000] * 3
     path.write_text(json.dumps(CONVERSATION, indent=1)[:-5])
     assert f"line {json.dumps(CONVERSATION, indent=1).count(chr(10)) - 12}" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["NaN", "Infinity", "-Infinity", "1e999", "9" * 30, "9" * 5000, "[" * 100_000, '"\\ud800"'],
+    ids=["NaN", "Infinity", "-Infinity", "1e999", "30 digits", "5000 digits", "deep", "half a character"],
+)
+@pytest.mark.parametrize("field", ["time", "prompt_tokens", "prompt", "salt"])
+def test_what_is_no_value_is_refused_in_a_list_as_in_a_line(tmp_path, field, value):
+    path = tmp_path / "trace.json"
+    prompt = '"prompt": "x", ' if field in ("time", "salt") else ""
+    path.write_text(f'[{{"prompt": "x"}},\n{{{prompt}"{field}": {value}}}]')
+    if (field, value) != ("time", "9" * 30):
+        assert "trace.json line 2" in refusal(path)
 
 
 def request_of(tmp_path, trace="trace.jsonl", protocol=PROTOCOL, **top):
