@@ -40,6 +40,7 @@ from kvtrial.analysis.plan import PROMPT_ONLY, findings, for_host, make_plan, re
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.protocols import is_path, with_sizes
 from kvtrial.analysis.stages import part_of, read_stopped, remember, stop_sentence, stopped_verdict
+from kvtrial.analysis.stalls import with_stalls
 from kvtrial.analysis.textfile import to_textfile
 from kvtrial.analysis.traces import TRACES_FOLDER, read_traces, trace_sentence
 from kvtrial.analysis.verdict import LEAST_SHARE_OF_HOSTS
@@ -622,7 +623,7 @@ def read_host_records(directory: Path, host: str, campaign: Campaign, digests: d
         _refuse_stranger(path, record, campaign, digests)
         for phase in record.phases:
             _refuse_edited(path, phase)
-        records.append(record)
+        records.append(with_stalls(record, path.parent))
     return records
 
 

@@ -11,6 +11,7 @@ from kvtrial.analysis.faults import Pair
 from kvtrial.analysis.laddering import ABOVE_ONSET, ALL_LEVELS, QUEUE_METRIC, QUEUEING, lengths_of_facts
 from kvtrial.analysis.ledger import judge_moved, server_ledger
 from kvtrial.analysis.levels import (
+    engines_of,
     gpu_seconds_per_request,
     gpus_of,
     level_of,
@@ -432,8 +433,7 @@ def _max_running(run: RunRecord) -> int | None:
 
 def resources_of(run: RunRecord) -> Resources:
     """What the engines of a run occupied: its GPUs, and the RAM of its processes and shared memory at the peak."""
-    engines = run.launch.engines()
-    replicas = len(engines) * (parse_vllm_args(run.launch.argv).size("data-parallel-size") or 1)
+    replicas = engines_of(run)
     gpus = gpus_of(run)
     ram = run.samples.engine_rss_peak_bytes + run.samples.shared_memory_peak_bytes if run.samples else 0
     return Resources(gpus=gpus, ram_gib=ram / GIB, replicas=replicas)

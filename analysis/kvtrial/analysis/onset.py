@@ -89,6 +89,12 @@ def predict_onset(
     return _range(lengths, safe, usable_blocks, block_tokens, max_running, batched_tokens)
 
 
+def surely_safe(lengths: Sequence[Length], usable_blocks: int, block_tokens: int) -> int:
+    """The most requests in flight of which any choice fits at its end; `lengths` of all that are sent, at least one."""
+    ends = sorted((blocks_at_end(length, block_tokens) for length in lengths), reverse=True)
+    return _surely_safe(ends, usable_blocks)
+
+
 def _surely_safe(ends: Sequence[int], usable_blocks: int) -> int:
     """The most requests of which any choice fits at its end; `ends` from the largest on, the largest repeated beyond.
 
