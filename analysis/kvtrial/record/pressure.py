@@ -64,9 +64,10 @@ class PhaseLedger(Struct, frozen=True):
     """The ledger of a phase over its finished requests with a first token. `*_ns` are sums.
 
     `stall_above_ns` = `stall_multiple` × `run_median_gap_ns`, the median gap between tokens over all phases of the run
-    that have a ledger. `requests` and `stalls_at` list the first thousand, the latter None in older records. `next_first_token_ns`: from each request's send to the next
-    first token that any request of the phase got. A step that computes prompts and is under way when a request is sent
-    has ended by then, so that it can't have waited longer for it. None in older records.
+    that have a ledger. `requests` and `stalls_at` list the first thousand, the latter None in older records.
+    `next_first_token_ns`: from each request's send to the next first token that any request of the phase got. A step
+    that computes prompts and is under way when a request is sent has ended by then, so that it can't have waited longer
+    for it. None in older records.
     """
 
     stall_multiple: float

@@ -203,8 +203,9 @@ def test_the_wait_for_the_step_under_way_is_shown_and_is_no_fault_of_the_books()
     result = judged(everywhere_on_the_way(0.025))["server_time_adds_up"]
     assert result.passed is True
     assert "18 of them beyond it, within it without the step under way when a request came" in result.detail
-    assert re.search(r"would look the same up to 15 ms a request \(\d\.\d\d %, at . in flight\) where one run", result.detail)
-    assert re.search(r"and \d\d ms a request \(\d\.\d\d %, at . in flight\) where all runs of the level do", result.detail)
+    share = r"\(\d\.\d\d %, at . in flight\)"
+    assert re.search(rf"would look the same up to 15 ms a request {share} where one run loses it", result.detail)
+    assert re.search(rf"and \d\d ms a request {share} where all runs of the level do", result.detail)
 
 
 @pytest.mark.parametrize("level", [5, 6, 7])

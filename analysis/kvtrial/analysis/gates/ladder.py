@@ -266,9 +266,7 @@ def _beside_others(context: GateContext, books: Sequence[_Books]) -> dict[int, t
         share = median(own.way / own.prefill for own in group)
         left = [own.way - share * own.prefill for own in group]
         usual, step = median(left), median(own.prefill for own in group)
-        found |= {
-            id(own): (beyond - usual, OUT_OF_LINE_STEPS * step) for own, beyond in zip(group, left, strict=True)
-        }
+        found |= {id(own): (beyond - usual, OUT_OF_LINE_STEPS * step) for own, beyond in zip(group, left, strict=True)}
     return found
 
 

@@ -59,9 +59,7 @@ def preemptions_add_up(context: GateContext, parameters: Added) -> Decision:
             levels.append(_level(run, phase, round(counted)))
     if not levels:
         return None, "no level of the ladder"
-    problems = [
-        f"{where(level.run, level.phase)}: {problem}" for level in levels if (problem := _contradiction(level))
-    ]
+    problems = [f"{where(level.run, level.phase)}: {problem}" for level in levels if (problem := _contradiction(level))]
     if problems:
         return False, some(problems)
     return True, _agreement(levels) + ("; the plan is older than this gate" if parameters.later_release else "")
@@ -126,12 +124,12 @@ def _contradiction(level: _Level) -> str:
             f"{counted}, and {level.waits} times a request got no token for over "
             f"{(ledger.stall_above_ns if ledger else 0) / 1e6:.0f} ms while others went on"
         )
-    if not level.counted and level.waits is None and level.overfull and ledger and ledger.stalled_requests:
-        if _of_one_length(level.phase):
-            return (
-                f"{counted}, and {ledger.stalled_requests} requests stalled where {level_of(level.phase)} in flight "
-                f"can't all fit to their end"
-            )
+    certain = level.overfull and _of_one_length(level.phase) and level.waits is None
+    if not level.counted and certain and ledger and ledger.stalled_requests:
+        return (
+            f"{counted}, and {ledger.stalled_requests} requests stalled where {level_of(level.phase)} in flight can't "
+            f"all fit to their end"
+        )
     if level.counted and ledger is not None and not ledger.stalls:
         if level.overfull is False:
             return f"{counted}, and no request stalled, nor do those that run ever need more than the KV cache has"
