@@ -590,3 +590,24 @@ def test_the_plan_says_of_a_difference_what_is_known_beforehand_in_its_unit():
     assert "the least effect that 6 pairs will find is not known beforehand" in said
     assert "beyond the margin of 30 preemptions per 1,000 requests." in said
     assert "a factor of" not in said
+
+
+@pytest.mark.parametrize(
+    ("prices", "says"),
+    [
+        ({}, r"missing required field `currency`; give currency and at least one of gpu_hour"),
+        ({"currency": "EUR", "gpu_hours": 2}, r"unknown field `gpu_hours`; give currency and at least one of gpu_hour"),
+        ({"currency": "EUR", "gpu_hour": "two"}, r"prices.gpu_hour='two' can't be used: it must be a number"),
+    ],
+)
+def test_prices_that_cant_be_read_are_refused_by_the_variable_that_there_is(prices, says):
+    with pytest.raises(UnusableInput, match=says) as told:
+        read_request({"protocol": "preemption_ladder", "protocols_dir": str(PROTOCOLS), "results_dir": "results",
+                      "hosts": {}, "prices": prices})  # fmt: skip
+    assert "mend the variable kvtrial_prices in the inventory" in str(told.value)
+
+
+def test_a_profile_has_a_name():
+    with pytest.raises(UnusableInput, match="kvtrial_objectives has a profile without a name"):
+        read_request({"protocol": "preemption_ladder", "protocols_dir": str(PROTOCOLS), "results_dir": "results",
+                      "hosts": {}, "objectives": {" ": {"ttft_p95_seconds": 1}}})  # fmt: skip
