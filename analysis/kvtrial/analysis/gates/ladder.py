@@ -259,7 +259,7 @@ def _beside_others(context: GateContext, books: Sequence[_Books]) -> dict[int, t
         work = (engine_gpus(own.run.launch.argv), None if alike else own.run.arm)
         if own.phase.concurrency != 1 and own.prefill > 0:
             groups.setdefault((own.phase.concurrency, *work), []).append(own)
-    found = {}
+    found: dict[int, tuple[float, float]] = {}
     for group in groups.values():
         if len(group) < LEAST_BESIDE:
             continue
