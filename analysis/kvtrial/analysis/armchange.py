@@ -6,11 +6,12 @@ from typing import Literal
 from msgspec.structs import replace
 
 from kvtrial.analysis.inputs import HostInput
-from kvtrial.analysis.laddering import is_level
+from kvtrial.analysis.laddering import is_level, lengths_of
 from kvtrial.analysis.launch import dashed, merged_args
+from kvtrial.analysis.onset import blocks_at_admission
 from kvtrial.analysis.protocols import own_sizes
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.launch import human_int
+from kvtrial.record.launch import human_int, parse_vllm_args
 from kvtrial.record.plan import HostPlan
 from kvtrial.record.protocol import Arm, Protocol
 
@@ -115,6 +116,60 @@ def _or_without(protocol: Protocol, arm: str) -> str:
     """What to do about an arm that shows nothing here, beside giving it another value."""
     rest = [other for other in protocol.arms if other not in (arm, protocol.control)]
     return f"leave it out (-e arms={','.join(rest)})" if rest else "choose another arm"
+
+
+def refuse_loose_limits(plan: HostPlan, declared: Protocol) -> None:
+    """Raise UnusableInput for an arm of a ladder whose --max-num-seqs is no less than are ever in flight."""
+    for arm, mine in _lower_limits(plan, declared.control).items():
+        assert plan.ladder
+        top = max(plan.ladder.levels.values())
+        if mine >= top:
+            raise UnusableInput(
+                f"host {plan.host}: arm {arm} ({declared.arms[arm].title}) lets {mine} sequences run at once and the "
+                f"ladder ends at {top} in flight, so it limits nothing and can show nothing; give it a max-num-seqs "
+                f"below {top}, or {_or_without(declared, arm)}."
+            )
+
+
+def loose_limit_lines(plan: HostPlan, control: str) -> list[str]:
+    """For the announcement: arms whose --max-num-seqs is no less than the KV cache lets in without it.
+
+    No more run at once than have room for their prompts, were each as short as the shortest.
+    """
+    said = []
+    for arm, mine in _lower_limits(plan, control).items():
+        room = _let_in(plan, arm)
+        if room is not None and mine >= room:
+            said.append(
+                f"{plan.host}, arm {arm}: warning: it lets {mine} sequences run at once, and the KV cache has room for "
+                f"the prompts of {room} at most, so it limits nothing here and no difference is to be expected; give "
+                f"it a max-num-seqs below {room}."
+            )
+    return said
+
+
+def _lower_limits(plan: HostPlan, control: str) -> dict[str, int]:
+    """Arms of a ladder with a lower --max-num-seqs than the control's, and that."""
+    if not plan.ladder:
+        return {}
+    limits = {arm: parse_vllm_args(launch.argv).size("max-num-seqs") for arm, launch in plan.launches.items()}
+    theirs = limits[control]
+    return {
+        arm: mine
+        for arm, mine in limits.items()
+        if mine is not None and (theirs is None or mine < theirs) and not plan.launches[arm].also
+    }
+
+
+def _let_in(plan: HostPlan, arm: str) -> int | None:
+    """The most requests whose prompts have room at once in an arm's KV cache; None where its size isn't known."""
+    assert plan.ladder
+    usable = plan.ladder.usable_gpu_blocks.get(arm)
+    run = next(run for run in plan.runs if run.arm == arm)
+    lengths = [length for phase in run.phases if phase.name in plan.ladder.levels for length in lengths_of(phase)]
+    if usable is None or not lengths:
+        return None
+    return usable // min(blocks_at_admission(length, plan.capacity.block_tokens) for length in lengths)
 
 
 def refuse_idle_arms(plan: HostPlan, declared: Protocol, resolved: Protocol) -> None:

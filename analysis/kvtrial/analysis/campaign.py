@@ -32,6 +32,7 @@ from msgspec import Struct
 
 import kvtrial
 from kvtrial.analysis.answer import NO_RECORD, cause, ten_lines
+from kvtrial.analysis.armchange import loose_limit_lines
 from kvtrial.analysis.compare import margin_of
 from kvtrial.analysis.inputs import Request, read_request
 from kvtrial.analysis.laddering import ladder_lines
@@ -40,6 +41,7 @@ from kvtrial.analysis.plan import PROMPT_ONLY, findings, for_host, make_plan, re
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.protocols import is_path, with_sizes
 from kvtrial.analysis.stages import part_of, read_stopped, remember, stop_sentence, stopped_verdict
+from kvtrial.analysis.stalls import with_stalls
 from kvtrial.analysis.textfile import to_textfile
 from kvtrial.analysis.traces import TRACES_FOLDER, read_traces, trace_sentence
 from kvtrial.analysis.verdict import LEAST_SHARE_OF_HOSTS
@@ -262,7 +264,7 @@ def announcement(request: Request, plan: Plan, resumed: Path | None, traces: Tra
                 f"margin{_margin(protocol, request.hosts[host.host].sizes)}, so "
                 f"a larger effect."
             )
-        lines += ladder_lines(host)
+        lines += ladder_lines(host) + loose_limit_lines(host, protocol.control)
         if not request.hosts[host.host].facts:
             lines.append(f"{host.host}: not looked at; free RAM, ports and versions are checked when it runs.")
         for finding in findings(request.hosts[host.host], protocol):
@@ -622,7 +624,7 @@ def read_host_records(directory: Path, host: str, campaign: Campaign, digests: d
         _refuse_stranger(path, record, campaign, digests)
         for phase in record.phases:
             _refuse_edited(path, phase)
-        records.append(record)
+        records.append(with_stalls(record, path.parent))
     return records
 
 

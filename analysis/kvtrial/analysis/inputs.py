@@ -194,12 +194,16 @@ def _converted(raw: Any, shape: type[T], where: str) -> T:
         shown = "" if isinstance(value, dict | list) or not keys else f"={value!r}"
         # What stands in a mapping of the user's own keys is set by the mapping's variable.
         named = steps[: steps.index("...")] if "..." in steps else keys
+        if steps[:1] == ["prices"]:
+            named = steps[:1]
         variable = "_".join(_VARIABLES.get(name, name) for name in named if not name.isdigit())
         mend = f"the variable kvtrial_{variable}" if variable else "it"
         if allowed := _allowed(shape, steps):
             problem = f"allowed are {', '.join(allowed)}"
         elif "unknown field" in problem and steps[:1] == ["objectives"]:
             problem = f"{problem}; known are {', '.join(Objective.__struct_fields__)}"
+        elif " field " in problem and steps[:1] == ["prices"]:
+            problem = f"{problem}; give currency and at least one of gpu_hour, ram_gib_hour and replica_hour"
         elif expected := _EXPECTED.match(problem):
             problem = f"it must be {' or '.join(_WORDS.get(word, word) for word in expected[1].split(' | '))}"
         raise UnusableInput(

@@ -11,6 +11,7 @@ from kvtrial.analysis.faults import Pair
 from kvtrial.analysis.laddering import ABOVE_ONSET, ALL_LEVELS, QUEUE_METRIC, QUEUEING, lengths_of_facts
 from kvtrial.analysis.ledger import judge_moved, server_ledger
 from kvtrial.analysis.levels import (
+    engines_of,
     gpu_seconds_per_request,
     gpus_of,
     level_of,
@@ -21,6 +22,7 @@ from kvtrial.analysis.levels import (
     queue_seconds_per_request,
     risen,
     stall_seconds_per_request,
+    waited_alone,
 )
 from kvtrial.analysis.onset import onset_words, predict_onset
 from kvtrial.analysis.prices import SECONDS_PER_HOUR, Prices, Resources, costs, lacks_price
@@ -34,7 +36,7 @@ from kvtrial.record.verdict import ComparisonResult, Moved
 
 GIB = 2**30
 BURST_SHARE = 0.2
-"""Preempted requests that all return within this share of a level's time do so in one burst."""
+"""Preempted requests that all stop, or all return, within this share of a level's time do so in one burst."""
 FULL_SHARE = 0.9
 """KV use from which on the cache is called full: the last blocks are seldom free for a whole request."""
 FLAT_GAIN = 1.03
@@ -235,6 +237,9 @@ def level_facts(runs: Sequence[RunRecord], name: str, stop_after: int | None = N
         prompt_tokens_range=_span([fact.prompt_tokens for fact in facts if fact.prompt_tokens is not None]),
         answer_tokens_range=_span([fact.output_tokens for fact in facts]),
         gpu_seconds_per_request=_gpu_seconds(runs, name),
+        starts_pattern=starts_pattern_of(
+            [phase for run in runs if engines_of(run) == 1 for phase in run.phases if phase.name == name]
+        ),
     )
 
 
@@ -275,6 +280,28 @@ def pattern_of(phases: Sequence[PhaseRecord]) -> Pattern:
             return "not seen"
         # The first return lies within the first rise and the last within the last one.
         spans.append(max(0.0, rises[-1][0] - rises[0][1]) / phase.seconds if len(rises) > 1 else 0.0)
+    if not spans:
+        return "none"
+    return "one burst" if max(spans) <= BURST_SHARE else "continuous"
+
+
+def starts_pattern_of(phases: Sequence[PhaseRecord]) -> Pattern:
+    """How the preemptions of a level lie in time by the client's clock: where the waits of their requests begin.
+
+    `phases` of runs with one engine. Not seen where a count has more than waits were seen: the others have no date.
+    """
+    spans = []
+    for phase in phases:
+        counted = round(risen([phase], "preemptions") or 0)
+        if not counted:
+            continue
+        ledger = phase.ledger
+        if ledger is None or ledger.stalls_at is None or not phase.seconds:
+            return "not seen"
+        starts = [stall.from_ns for stall in ledger.stalls_at if waited_alone(stall, ledger)]
+        if len(starts) < counted:
+            return "not seen"
+        spans.append((max(starts) - min(starts)) / 1e9 / phase.seconds)
     if not spans:
         return "none"
     return "one burst" if max(spans) <= BURST_SHARE else "continuous"
@@ -432,8 +459,7 @@ def _max_running(run: RunRecord) -> int | None:
 
 def resources_of(run: RunRecord) -> Resources:
     """What the engines of a run occupied: its GPUs, and the RAM of its processes and shared memory at the peak."""
-    engines = run.launch.engines()
-    replicas = len(engines) * (parse_vllm_args(run.launch.argv).size("data-parallel-size") or 1)
+    replicas = engines_of(run)
     gpus = gpus_of(run)
     ram = run.samples.engine_rss_peak_bytes + run.samples.shared_memory_peak_bytes if run.samples else 0
     return Resources(gpus=gpus, ram_gib=ram / GIB, replicas=replicas)

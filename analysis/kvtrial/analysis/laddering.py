@@ -24,6 +24,8 @@ GROUPS = (ALL_LEVELS, ABOVE_ONSET, QUEUEING)
 """Phases of a comparison that stand for several levels. The blocks of the levels' phases carry these names."""
 QUEUE_METRIC = "queue_seconds_per_request"
 """What decides on a ladder that can only queue."""
+PREEMPTIONS_GATE = "preemptions_add_up"
+"""Without it nothing holds the counts that a ladder is about."""
 LENGTHS_READ_MAX = 100_000
 
 
@@ -82,6 +84,13 @@ def with_primary(protocol: Protocol) -> Protocol:
             comparisons[at] = replace(comparison, role="primary")
             break
     return replace(protocol, comparisons=comparisons)
+
+
+def with_ladder_gates(protocol: Protocol) -> Protocol:
+    """A ladder's protocol with the gates that every ladder is held to, whatever release made its plan."""
+    if not protocol.ladder or PREEMPTIONS_GATE in protocol.gates:
+        return protocol
+    return replace(protocol, gates={**protocol.gates, PREEMPTIONS_GATE: {"later_release": True}})
 
 
 def refuse_arms(name: str, host: HostInput, protocol: Protocol) -> None:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from kvtrial.analysis.laddering import ALL_LEVELS, GROUPS
-from kvtrial.record.launch import engine_gpus
+from kvtrial.record.launch import engine_gpus, parse_vllm_args
+from kvtrial.record.pressure import PhaseLedger, Stall
 from kvtrial.record.record import PhaseRecord, RequestFact, RunRecord
 
 Value = Callable[[RequestFact], float | None]
@@ -85,6 +86,20 @@ def stall_seconds_per_request(record: RunRecord, phase: str) -> float | None:
     if None in ledgers or not counted:
         return None
     return sum(ledger.stall_gaps_ns for ledger in ledgers if ledger is not None) / counted / 1e9
+
+
+def engines_of(record: RunRecord) -> int:
+    """Engines that share the requests: replicas, each with its ranks of data parallelism."""
+    return len(record.launch.engines()) * (parse_vllm_args(record.launch.argv).size("data-parallel-size") or 1)
+
+
+def waited_alone(stall: Stall, ledger: PhaseLedger) -> bool:
+    """Whether others went on while a request stalled: they got half of what one gets in such a time, or more.
+
+    An engine that stands still gives nobody a token; what little others then get are those of a step's edge.
+    """
+    usual = (stall.to_ns - stall.from_ns) / 2 / max(1, ledger.run_median_gap_ns)
+    return stall.others_amid > 0 and 2 * stall.others_amid >= usual
 
 
 def gpus_of(record: RunRecord) -> int:

@@ -19,6 +19,8 @@ def refuse_objectives(objectives: Mapping[str, Objective], where: str) -> None:
     """Raise UnusableInput for an objective without a limit, which every level would keep, or with one that is none."""
     for profile, objective in objectives.items():
         limits = limits_of(objective)
+        if not profile.strip():
+            raise UnusableInput(f"{where} has a profile without a name; name it.")
         if not limits:
             raise UnusableInput(
                 f"{where}: {profile} sets no limit, so every level would keep it; give at least one of "

@@ -89,6 +89,12 @@ def predict_onset(
     return _range(lengths, safe, usable_blocks, block_tokens, max_running, batched_tokens)
 
 
+def surely_safe(lengths: Sequence[Length], usable_blocks: int, block_tokens: int) -> int:
+    """The most requests in flight of which any choice fits at its end; `lengths` of all that are sent, at least one."""
+    ends = sorted((blocks_at_end(length, block_tokens) for length in lengths), reverse=True)
+    return _surely_safe(ends, usable_blocks)
+
+
 def _surely_safe(ends: Sequence[int], usable_blocks: int) -> int:
     """The most requests of which any choice fits at its end; `ends` from the largest on, the largest repeated beyond.
 
@@ -124,10 +130,14 @@ def _of_one_length(
             safe, f"{sum_}; as many as are let in ({admitted}, {admission} blocks each) fit to their end ({safe})"
         )
     fits = f"{sum_}: {safe} fit, {safe + 1} do not"
-    if (safe + 1) * (length.prompt_tokens + 1) <= (batched_tokens or LEAST_BATCHED_TOKENS) and replay_preemptions(
-        [length] * (safe + 1), safe + 1, usable_blocks, block_tokens, max_running
+    at_once = (safe + 1) * (length.prompt_tokens + 1) <= (batched_tokens or LEAST_BATCHED_TOKENS)
+    if at_once and all(
+        replay_preemptions(
+            [length] * (safe + 1), safe + 1, usable_blocks, block_tokens, max_running, first_alone_steps=alone
+        )
+        for alone in FIRST_ALONE_STEPS
     ):
-        # One step computes all their prompts, so they grow in step.
+        # One step computes all their prompts, so they grow in step, be it the first one's step or the next.
         return OnsetPlan(kind="exact", low=safe + 1, high=safe + 1, last_safe=safe, why=fits)
     # With more in flight than are let in somebody waits at all times, so that more of them change nothing.
     most = min(admitted + 1, max_running or admitted + 1, safe + REPLAYED_LEVELS_MAX)

@@ -10,7 +10,12 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from kvtrial.analysis.armchange import refuse_contrary_arms, refuse_idle_arms, refuse_reserves
+from kvtrial.analysis.armchange import (
+    refuse_contrary_arms,
+    refuse_idle_arms,
+    refuse_loose_limits,
+    refuse_reserves,
+)
 from kvtrial.analysis.check import Finding, check_launches
 from kvtrial.analysis.effect import mde
 from kvtrial.analysis.gates.context import read_parameters
@@ -116,6 +121,7 @@ def make_plan(request: Request, protocol: Protocol, traces: Traces = NO_TRACES) 
     planned = [_host_plan(name, request, protocols[name], traces, known, works[name]) for name in sorted(request.hosts)]
     for part, _ in planned:
         refuse_idle_arms(part, protocol, protocols[part.host])
+        refuse_loose_limits(part, protocol)
     return Plan(
         schema_version=SCHEMA_VERSION,
         protocol=_with_files(protocols[_telling_host(protocols)], traces),

@@ -26,6 +26,8 @@ def recommend(
     """Action, reason and the pins the verdict rests on."""
     primary = next((result for result in comparisons if result.role == "primary"), None)
     action, why = _action(protocol, word, reason, evidence, primary, _worse_guards(comparisons), pairs_needed)
+    if primary is not None and action == f"adopt {primary.arm}":
+        why += _better_too(primary, comparisons)
     return Recommendation(action, why, pins_of(protocol, records, primary))
 
 
@@ -70,6 +72,24 @@ def _action(
             f"{arm} is BETTER on a CPU engine, which shows the mechanism and no GPU's times",
         )
     return "run the same protocol on a real engine", "a stand-in shows that the tool works and nothing else"
+
+
+def _better_too(primary: ComparisonResult, comparisons: Sequence[ComparisonResult]) -> str:
+    """The other arms that are BETTER by what decided, where nothing compares them with the primary's."""
+    of = (primary.metric, primary.phase, primary.against)
+    compared = {frozenset((result.arm, result.against)) for result in comparisons}
+    arms = [
+        result.arm
+        for result in comparisons
+        if (result.metric, result.phase, result.against) == of
+        and result.verdict == "BETTER"
+        and not result.moved
+        and result.arm != primary.arm
+        and frozenset((result.arm, primary.arm)) not in compared
+    ]
+    if not arms:
+        return ""
+    return f"; {' and '.join(arms)} {'is' if len(arms) == 1 else 'are'} BETTER, too, and not compared with it"
 
 
 def _mend(reason: str) -> str:

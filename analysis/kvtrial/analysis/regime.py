@@ -110,13 +110,20 @@ def process_sentence(levels: Sequence[Level]) -> str:
     return f"{text} {SENTENCES['preemption'][0]}" if any(level.preemptions for level in levels) else text
 
 
+_STARTS: dict[Pattern, str] = {
+    "none": "",
+    "not seen": "",
+    "one burst": ", preempted in one burst by the client's clock",
+    "continuous": ", preempted all along by the client's clock",
+}
+"""When the waits of preempted requests begin, by the times of their tokens."""
 _RETURNS: dict[Pattern, str] = {
     "none": "",
     "not seen": "",
     "one burst": ", their requests returned in one burst",
     "continuous": ", their requests returned all along",
 }
-"""The engine counts a preemption with its request's next output: what is dated is the return."""
+"""The engine counts a preemption with its request's next output: what its counter dates is the return."""
 
 
 def service_sentence(levels: Sequence[Level]) -> str:
@@ -126,7 +133,7 @@ def service_sentence(levels: Sequence[Level]) -> str:
         return "Service: no request was preempted at any level."
     text = (
         f"Service: at {worst.concurrency} in flight {_preempted(worst):.2g} preemptions a request "
-        f"({worst.preemptions} in {worst.runs} runs{_RETURNS[worst.pattern]})"
+        f"({worst.preemptions} in {worst.runs} runs{_STARTS[worst.starts_pattern]}{_RETURNS[worst.pattern]})"
     )
     calm = next((level for level in reversed(levels) if not level.preemptions), None)
     if calm is None:

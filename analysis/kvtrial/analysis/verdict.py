@@ -20,6 +20,7 @@ from kvtrial.analysis.hostverdict import (
     without_effect,
 )
 from kvtrial.analysis.ladder import host_ladder, no_cost
+from kvtrial.analysis.laddering import with_ladder_gates
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.mixes import declared_shares, saturated_phases
 from kvtrial.analysis.oddhost import class_of, odd_notes, sentences
@@ -80,6 +81,7 @@ def judge_planned(
     prices: Prices | None = None,
 ) -> HostOutcome:
     """One host's outcome by itself, its ladder included. `planned` may hold this host's part alone."""
+    protocol = with_ladder_gates(protocol)
     gap = _pair_gap(planned, host) if max_pair_gap_seconds is None else max_pair_gap_seconds
     outcome = judge_host(protocol, host, records, _planned_runs(planned, host), gap)
     return _with_ladder(protocol, host, outcome, planned, prices) if protocol.ladder else outcome
@@ -96,6 +98,7 @@ def over_fleet(
     lost_hosts: Sequence[str] = (),
 ) -> Verdict:
     """The verdict from the hosts' outcomes. Of records only what a summary keeps is read: no list of requests."""
+    protocol = with_ladder_gates(protocol)
     lost = [host for host in lost_hosts if host not in outcomes]
     hosts = list(outcomes)
     outcomes = {**outcomes, **{host: _lost(protocol, host) for host in lost}}

@@ -12,9 +12,11 @@ class Level(Struct, frozen=True):
     """One level of the ladder, of one arm. Counts are sums over its runs, times medians over runs of the run's value.
 
     `preemptions_by_run`: in the order of pairs. `pattern`: how the returns of the preempted lie in time: the engine
-    counts a preemption with its request's next output, so no counter dates the preemption itself. Queue time is the
-    engine's and holds no wait after a preemption; `stall_seconds_per_request` is the client's and bounds those waits
-    from above.
+    counts a preemption with its request's next output, so no counter dates the preemption itself. `starts_pattern`: how
+    the preemptions lie in time by the client's clock, a step after the last token before a wait; not seen where a
+    record does not date its stalls, of several engines, or where fewer waits were seen than preemptions.
+    Queue time is the engine's and holds no wait after a preemption; `stall_seconds_per_request` is the client's and
+    bounds those waits from above.
     `recomputed_tokens_at_most`: preemptions × the longest request's tokens, since no version counts them;
     the longest of all that were sent, failed ones with the answer that they were to get. None where it isn't known.
     `*_tokens_range`: least and most. `limit_reached_share`: of answers as long as the max_tokens that was asked for.
@@ -57,6 +59,7 @@ class Level(Struct, frozen=True):
     prompt_tokens_range: list[int] | None = None
     answer_tokens_range: list[int] | None = None
     gpu_seconds_per_request: float | None = None
+    starts_pattern: Pattern = "not seen"
 
 
 class Reached(Struct, frozen=True):

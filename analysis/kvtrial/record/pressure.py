@@ -4,13 +4,15 @@ These types are parts of the record. All of a ledger's times are whole nanosecon
 the whole exactly.
 """
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, islice
 from statistics import median_low
 
 from msgspec import Struct
 
 LISTED_REQUESTS_MAX = 1000
+LISTED_STALLS_MAX = 1000
 
 
 class PressurePoint(Struct, frozen=True):
@@ -43,13 +45,29 @@ class RequestLedger(Struct, frozen=True):
     e2e_ns: int
 
 
+class Stall(Struct, frozen=True):
+    """A gap between two tokens of a request above the phase's threshold, nanoseconds since the phase began.
+
+    `tokens`: of its answer that came before. `others_amid`: tokens that other requests of the phase got in the middle
+    half of the gap: none where the whole engine stood still, some where this request alone waited. The outer quarters
+    are left out, since tokens of one step come one after the other.
+    """
+
+    key: str
+    from_ns: int
+    to_ns: int
+    tokens: int
+    others_amid: int
+
+
 class PhaseLedger(Struct, frozen=True):
     """The ledger of a phase over its finished requests with a first token. `*_ns` are sums.
 
     `stall_above_ns` = `stall_multiple` × `run_median_gap_ns`, the median gap between tokens over all phases of the run
-    that have a ledger. `requests` lists the first thousand. `next_first_token_ns`: from each request's send to the next
-    first token that any request of the phase got. A step that computes prompts and is under way when a request is sent
-    has ended by then, so that it can't have waited longer for it. None in older records.
+    that have a ledger. `requests` and `stalls_at` list the first thousand, the latter None in older records.
+    `next_first_token_ns`: from each request's send to the next first token that any request of the phase got. A step
+    that computes prompts and is under way when a request is sent has ended by then, so that it can't have waited longer
+    for it. None in older records.
     """
 
     stall_multiple: float
@@ -65,6 +83,7 @@ class PhaseLedger(Struct, frozen=True):
     e2e_ns: int
     requests: list[RequestLedger]
     next_first_token_ns: int | None = None
+    stalls_at: list[Stall] | None = None
 
 
 class ResetFact(Struct, frozen=True):
@@ -133,10 +152,38 @@ def phase_ledger(requests: Sequence[RequestTimes], stall_multiple: float, run_me
         e2e_ns=sum(row.e2e_ns for row in rows),
         requests=rows[:LISTED_REQUESTS_MAX],
         next_first_token_ns=sum(firsts[bisect_left(firsts, times.sent_ns)] - times.sent_ns for times in requests),
+        stalls_at=list(islice(stalls_of(requests, above), LISTED_STALLS_MAX)),
     )
 
 
+def stalls_of(requests: Sequence[RequestTimes], stall_above_ns: int) -> Iterable[Stall]:
+    """Each gap above the threshold, with what others got meanwhile; request by request, by time in each."""
+    if not any(1000 * gap > stall_above_ns for times in requests for gap in times.gaps_us):
+        return
+    tokens = [
+        [times.first_token_ns + 1000 * after for after in accumulate(times.gaps_us, initial=0)] for times in requests
+    ]
+    for number, (times, own) in enumerate(zip(requests, tokens, strict=True)):
+        for at, gap_us in enumerate(times.gaps_us):
+            if 1000 * gap_us <= stall_above_ns:
+                continue
+            edge = 250 * gap_us
+            low, high = own[at] + edge, own[at + 1] - edge
+            amid = sum(
+                bisect_right(other, high) - bisect_left(other, low)
+                for position, other in enumerate(tokens)
+                if position != number
+            )
+            yield Stall(times.key, own[at], own[at + 1], at + 1, amid)
+
+
 def median_gap_ns(phases: Sequence[Sequence[RequestTimes]]) -> int:
-    """The median gap between tokens over all requests, nanoseconds; 0 without any."""
+    """The median gap between tokens over all requests, nanoseconds; 0 without any.
+
+    Where most tokens come several at a time, the median of the gaps that are none of these: by a median of 0 every gap
+    would be a stall.
+    """
     gaps = [gap for requests in phases for times in requests for gap in times.gaps_us]
+    if gaps and not median_low(gaps):
+        gaps = [gap for gap in gaps if gap]
     return 1000 * median_low(gaps) if gaps else 0

@@ -610,7 +610,7 @@ def test_each_gate_fails_on_its_planted_fault(fault):
     assert all(c.effect is None and c.verdict == "INVALID" for c in verdict.comparisons)
 
 
-LADDER_GATES = {"levels_reset", "server_time_adds_up", "capacity_as_planned", "vram_headroom"}
+LADDER_GATES = {"levels_reset", "preemptions_add_up", "server_time_adds_up", "capacity_as_planned", "vram_headroom"}
 
 
 def test_every_registered_gate_has_a_planted_fault():

@@ -167,8 +167,9 @@ def _level(pair: int, arm: str, level: int, clock: float, before: dict[str, floa
 
 
 def _times(index: int, shape: Shape) -> RequestTimes:
-    """Half of the requests stall, each in one gap, twice the mean; all queue alike."""
-    stall_us = round(2e6 * shape.stall_seconds) if index % 2 else 0
+    """As many requests stall as are preempted, each in one gap, alike; all queue alike."""
+    stalled = min(shape.preemptions, REQUESTS)
+    stall_us = round(1e6 * shape.stall_seconds * REQUESTS / stalled) if index < stalled else 0
     gaps = [GAP_NS // 1000] * (ANSWER - 1)
     if stall_us:
         gaps[100] = stall_us

@@ -3,19 +3,20 @@
 import pytest
 from build import PROTOCOLS
 from kvtrial.analysis.answer import ten_lines
-from kvtrial.analysis.ladder import first_out, level_facts, onset_error, pattern_of, reach
+from kvtrial.analysis.ladder import first_out, level_facts, onset_error, pattern_of, reach, starts_pattern_of
 from kvtrial.analysis.ledger import judge_moved, server_ledger
 from kvtrial.analysis.levels import phases_of
 from kvtrial.analysis.plan import for_host
 from kvtrial.analysis.prices import Prices, Resources, costs, lacks_price, price_per_hour
 from kvtrial.analysis.protocols import load_protocol, only_arms
+from kvtrial.analysis.recommend import recommend
 from kvtrial.analysis.regime import change_sentences, instead_sentences, recomputed_sentence
 from kvtrial.analysis.report import build_report
 from kvtrial.analysis.report.preemption import _level
 from kvtrial.analysis.report.words import Words
 from kvtrial.analysis.verdict import conclude
 from kvtrial.record.plan import OnsetPlan
-from kvtrial.record.pressure import PressurePoint, RequestTimes, phase_ledger, request_ledger
+from kvtrial.record.pressure import PressurePoint, RequestTimes, Stall, phase_ledger, request_ledger
 from kvtrial.record.protocol import Objective
 from ladder_build import LEVELS, REQUESTS, Shape, cpu_host, ladder_protocol, ladder_records, preempting
 from msgspec.structs import replace
@@ -28,6 +29,39 @@ def verdict():
 
 def compared(verdict, arm, metric):
     return next(c for c in verdict.comparisons if c.arm == arm and c.metric == metric)
+
+
+def _waits(phase, starts_seconds, amid=200):
+    """A level with stalls of 0.5 s that begin then, while others got so many tokens."""
+    stalls = [Stall(f"load/{n}", round(1e9 * at), round(1e9 * (at + 0.5)), 9, amid)
+              for n, at in enumerate(starts_seconds)]  # fmt: skip
+    return replace(phase, seconds=4.0, ledger=replace(phase.ledger, stalls_at=stalls, stalls=len(stalls)))
+
+
+@pytest.mark.parametrize(
+    ("starts", "amid", "pattern"),
+    [
+        ((1.0, 1.2), 200, "one burst"),
+        ((1.0, 3.2), 200, "continuous"),
+        ((1.0,), 200, "not seen"),
+        ((1.0, 1.2), 0, "not seen"),
+    ],
+    ids=["within a fifth", "all along", "one of two has no date", "the engine stood still"],
+)
+def test_preemptions_are_dated_by_where_the_waits_of_their_requests_begin(starts, amid, pattern):
+    run = next(run for run in ladder_records() if run.arm == "base")
+    level = next(phase for phase in run.phases if phase.name == "load_5")
+    assert round(level.after["preemptions"] - level.before["preemptions"]) == 2
+    assert starts_pattern_of([_waits(level, starts, amid)]) == pattern
+    older = replace(level, ledger=replace(level.ledger, stalls_at=None))
+    assert starts_pattern_of([older]) == "not seen"
+    calm = next(phase for phase in run.phases if phase.name == "load_4")
+    assert starts_pattern_of([calm]) == "none"
+
+
+def test_the_service_says_which_of_the_two_it_dates(verdict):
+    text = " ".join(verdict.ladder.regime)
+    assert "preempted in one burst by the client's clock, their requests returned in one burst" in text
 
 
 def test_an_arm_that_gave_nothing_moved_nothing():
@@ -480,3 +514,24 @@ def test_the_report_shows_levels_and_time_lines_and_says_what_is_a_bound(verdict
     assert "The ladder" in page and "Onset: predicted 5, measured 5." in page
     assert "Engine's times short of end-to-end" in page or "Engine&#39;s times short of end-to-end" in page
     assert "Preemptions so far" in page and "Recomputed tokens are a bound" in page
+
+
+def test_another_arm_that_is_better_too_is_named_unless_it_was_compared(verdict):
+    protocol, records = ladder_protocol(), [replace(run, evidence="gpu") for run in ladder_records()]
+
+    def reason(comparisons):
+        return recommend(protocol, "BETTER", "", "gpu", comparisons, records).reason
+
+    primary = next(c for c in verdict.comparisons if c.role == "primary")
+    assert (primary.arm, primary.verdict) == ("more_kv", "BETTER")
+    other = replace(primary, arm="fewer_seqs", role="secondary")
+    assert reason([primary, other]).endswith("; fewer_seqs is BETTER, too, and not compared with it")
+    two = [primary, other, replace(other, arm="fp8_kv")]
+    assert reason(two).endswith("; fewer_seqs and fp8_kv are BETTER, too, and not compared with it")
+    for silent in (
+        [replace(other, verdict="INCONCLUSIVE")],
+        [replace(other, moved=True)],
+        [replace(other, metric="e2e_p95_seconds")],
+        [other, replace(other, against="more_kv", verdict="EQUIVALENT")],
+    ):
+        assert reason([primary, *silent]) == "more_kv is BETTER by the primary comparison and no guard is WORSE"

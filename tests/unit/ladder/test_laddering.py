@@ -53,6 +53,27 @@ def test_the_prediction_stands_in_the_plan_for_every_arm():
     assert ladder.usable_gpu_blocks == {"base": 64, "more_kv": 128, "fewer_seqs": 64}
 
 
+@pytest.mark.parametrize("number", [7, 12], ids=["the top level", "above it"])
+def test_fewer_sequences_that_are_no_fewer_than_are_ever_in_flight_are_refused(number):
+    said = f"lets {number} sequences run at once and the ladder ends at 7 in flight, so it limits nothing"
+    with pytest.raises(UnusableInput, match=said) as told:
+        planned(host={"sizes": {"fewer_seqs": number}})
+    assert "give it a max-num-seqs below 7, or leave it out (-e arms=more_kv)" in str(told.value)
+    assert "fewer_seqs" in planned(host={"sizes": {"fewer_seqs": 6}}).hosts[0].launches
+
+
+@pytest.mark.parametrize(("number", "labelled"), [(4, True), (3, False)])
+def test_fewer_sequences_that_are_no_fewer_than_the_pool_lets_in_are_labelled_before_anything_starts(number, labelled):
+    """448 tokens in take 14 of 64 blocks: 4 are let in, whatever max-num-seqs says above that."""
+    sizes = {"prompt_tokens": 448, "output_tokens": 64, "fewer_seqs": number}
+    asked = request(host={"sizes": sizes}, ladder=[1, 2, 3, 4, 5, 6, 8])
+    told = announcement(asked, make_plan(asked, requested_protocol(asked)), None, NO_TRACES)
+    said = (
+        "h1, arm fewer_seqs: warning: it lets 4 sequences run at once, and the KV cache has room for the prompts of 4"
+    )
+    assert any(line.startswith(said) for line in told) is labelled
+
+
 def test_the_same_plan_comes_out_twice():
     assert canonical_json(planned()) == canonical_json(planned())
 
@@ -569,3 +590,24 @@ def test_the_plan_says_of_a_difference_what_is_known_beforehand_in_its_unit():
     assert "the least effect that 6 pairs will find is not known beforehand" in said
     assert "beyond the margin of 30 preemptions per 1,000 requests." in said
     assert "a factor of" not in said
+
+
+@pytest.mark.parametrize(
+    ("prices", "says"),
+    [
+        ({}, r"missing required field `currency`; give currency and at least one of gpu_hour"),
+        ({"currency": "EUR", "gpu_hours": 2}, r"unknown field `gpu_hours`; give currency and at least one of gpu_hour"),
+        ({"currency": "EUR", "gpu_hour": "two"}, r"prices.gpu_hour='two' can't be used: it must be a number"),
+    ],
+)
+def test_prices_that_cant_be_read_are_refused_by_the_variable_that_there_is(prices, says):
+    with pytest.raises(UnusableInput, match=says) as told:
+        read_request({"protocol": "preemption_ladder", "protocols_dir": str(PROTOCOLS), "results_dir": "results",
+                      "hosts": {}, "prices": prices})  # fmt: skip
+    assert "mend the variable kvtrial_prices in the inventory" in str(told.value)
+
+
+def test_a_profile_has_a_name():
+    with pytest.raises(UnusableInput, match="kvtrial_objectives has a profile without a name"):
+        read_request({"protocol": "preemption_ladder", "protocols_dir": str(PROTOCOLS), "results_dir": "results",
+                      "hosts": {}, "objectives": {" ": {"ttft_p95_seconds": 1}}})  # fmt: skip

@@ -84,6 +84,15 @@ def test_up_to_the_last_safe_level_no_budget_of_a_step_preempts(length, pool, bu
         assert replay_preemptions(sent, found.low, pool, 16, None, 0, 0, budget, 0) > 0
 
 
+@pytest.mark.parametrize(("pool", "high"), [(84, 6), (80, 5)])
+def test_an_onset_is_exact_only_if_a_first_request_one_step_early_does_not_move_it(pool, high):
+    """256 in and 258 out take a 17th block for the last token alone: of 5 that lack one block the first has gone."""
+    early = [replay_preemptions([Length(256, 258)] * 5, 5, pool, BLOCK, first_alone_steps=alone) for alone in (0, 1)]
+    found = predict_onset([Length(256, 258)] * 8, pool, BLOCK, 16, 4096)
+    assert (found.low, found.high, found.last_safe) == (5, high, 4)
+    assert (found.kind == "exact") == all(early)
+
+
 def test_half_of_the_answer_is_the_wrong_measure():
     found = predict_onset([Length(256, 256)] * 12, POOL, BLOCK)
     assert found.last_safe != POOL * BLOCK // (256 + 128)
@@ -193,10 +202,18 @@ def _onset(kind, safe, width):
     return OnsetPlan(kind=kind, low=safe + 1, high=safe + 1 + width, last_safe=safe, why="")
 
 
-@pytest.mark.parametrize(
-    ("length", "blocks", "safe"), [(Length(128, 2), 43, 4), (Length(128, 12), 72, 8), (Length(64, 2), 38, 7)]
-)
+@pytest.mark.parametrize(("length", "blocks", "safe"), [(Length(128, 40), 43, 3), (Length(64, 40), 38, 5)])
 def test_short_answers_of_one_length_whose_prompts_fit_into_a_step_are_exact(length, blocks, safe):
     found = predict_onset([length] * 24, blocks, 16, 64, 2048)
     assert (found.kind, found.low, found.high, found.last_safe) == ("exact", safe + 1, safe + 1, safe)
     assert "steps" not in found.why
+
+
+@pytest.mark.parametrize(
+    ("length", "blocks", "safe"), [(Length(128, 2), 43, 4), (Length(128, 12), 72, 8), (Length(64, 2), 38, 7)]
+)
+def test_answers_so_short_that_the_first_is_over_before_the_last_prompt_is_in_get_a_range(length, blocks, safe):
+    """A first request that begins a step early takes the last free block, and the last prompt waits instead."""
+    found = predict_onset([length] * 24, blocks, 16, 64, 2048)
+    assert (found.kind, found.low, found.last_safe) == ("range", safe + 1, safe)
+    assert found.high > found.low and "come in over up to 2 steps" in found.why

@@ -4,7 +4,7 @@ A protocol lists its gates by name with parameters; each is a function from fact
 and a sentence with the numbers. Importing this package registers all of them.
 """
 
-from kvtrial.analysis.gates import answers, conditions, counts, ladder, launch, sizing, treatment
+from kvtrial.analysis.gates import answers, conditions, counts, ladder, launch, preemptions, sizing, treatment
 from kvtrial.analysis.gates.context import GATES, GateContext, run_gates, validate_gates
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "counts",
     "ladder",
     "launch",
+    "preemptions",
     "run_gates",
     "sizing",
     "treatment",

@@ -1,0 +1,172 @@
+"""The gate on counts of preemptions: they must agree with what the client and the engine's other books show."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from msgspec import Struct
+
+from kvtrial.analysis.gates.context import Decision, GateContext, gate, some, where
+from kvtrial.analysis.laddering import ALL_LEVELS, lengths_of_facts
+from kvtrial.analysis.levels import engines_of, level_of, phases_of, risen, waited_alone
+from kvtrial.analysis.onset import surely_safe
+from kvtrial.record.errors import UnusableInput
+from kvtrial.record.launch import parse_vllm_args
+from kvtrial.record.record import PhaseRecord, RunRecord
+
+RESERVED_BLOCKS = 1
+NO_WAIT = 2.0
+"""A preempted request gets no token in the step that preempts it, so a gap of its is twice a usual one at least."""
+
+
+class Added(Struct, frozen=True, forbid_unknown_fields=True):
+    """`later_release`: the recorded protocol does not list this gate; it is older."""
+
+    later_release: bool = False
+
+
+class _Level(Struct, frozen=True):
+    """A level's count of preemptions beside what else is known of them; None where that isn't.
+
+    `line`: the most that the time line read. `by_request`: the sum over finished requests. `waits`: requests that
+    waited while others went on. `overfull`: whether those that may run at once can need more than the KV cache has.
+    """
+
+    run: RunRecord
+    phase: PhaseRecord
+    counted: int
+    line: int | None
+    by_request: int | None
+    waits: int | None
+    overfull: bool | None
+
+
+@gate("preemptions_add_up", Added)
+def preemptions_add_up(context: GateContext, parameters: Added) -> Decision:
+    """In each level the count of preemptions agrees with the engine's other books and with the client's clock.
+
+    The time line never shows more of them, nor falls; where the engine exports how often each request was preempted,
+    those add up to it. A preempted request gets no token until it is computed again while the others go on: where more
+    run than surely fit, each such wait above the stall threshold takes a preemption of its own. And where something
+    was preempted, somebody waited: a count without any wait, or in a level whose requests all fit and none of which
+    stalled, is none.
+    """
+    levels: list[_Level] = []
+    for run in context.runs:
+        for phase in phases_of(run, ALL_LEVELS):
+            counted = risen([phase], "preemptions")
+            if counted is None:
+                return None, f"{where(run, phase)}: preemptions are not exported"
+            levels.append(_level(run, phase, round(counted)))
+    if not levels:
+        return None, "no level of the ladder"
+    problems = [f"{where(level.run, level.phase)}: {problem}" for level in levels if (problem := _contradiction(level))]
+    if problems:
+        return False, some(problems)
+    return True, _agreement(levels) + ("; the plan is older than this gate" if parameters.later_release else "")
+
+
+def _level(run: RunRecord, phase: PhaseRecord, counted: int) -> _Level:
+    seen = [point.preemptions for point in phase.pressure if point.preemptions is not None]
+    by_request = risen([phase], "request_preemptions_sum")
+    # A request that the engine did not finish is in the count and not in that sum.
+    finished = risen([phase], "request_preemptions_count")
+    return _Level(
+        run=run,
+        phase=phase,
+        counted=counted,
+        line=round(max(seen)) if seen else None,
+        by_request=None if by_request is None or finished != phase.sent else round(by_request),
+        waits=_waits(run, phase),
+        overfull=_overfull(run, phase),
+    )
+
+
+def _waits(run: RunRecord, phase: PhaseRecord) -> int | None:
+    """Stalls of requests that waited alone; None where the record does not date them, or of several engines.
+
+    Of several engines the others that went on may have been another one's.
+    """
+    if phase.ledger is None or phase.ledger.stalls_at is None or engines_of(run) > 1:
+        return None
+    return sum(waited_alone(stall, phase.ledger) for stall in phase.ledger.stalls_at)
+
+
+def _overfull(run: RunRecord, phase: PhaseRecord) -> bool | None:
+    """Whether those of a level that may run at once can need more blocks than an engine has; None: not known."""
+    blocks, size = (
+        (run.resolved.cache_config.get(name, "") if run.resolved else "") for name in ("num_gpu_blocks", "block_size")
+    )
+    lengths = lengths_of_facts([phase])
+    if not (blocks.isdigit() and size.isdigit()) or len(lengths) < phase.sent:
+        return None
+    try:
+        most = parse_vllm_args(run.launch.argv).size("max-num-seqs")
+    except UnusableInput:
+        return None
+    running = -(-level_of(phase) // engines_of(run))
+    running = running if most is None else min(running, most)
+    return running > surely_safe(lengths, int(blocks) - RESERVED_BLOCKS, int(size))
+
+
+def _contradiction(level: _Level) -> str:
+    """What contradicts a level's count, as a sentence's end; empty where nothing does."""
+    ledger = level.phase.ledger
+    counted = f"{level.counted} preemption{'' if level.counted == 1 else 's'} counted"
+    points = [point.preemptions for point in level.phase.pressure if point.preemptions is not None]
+    if any(after < before for before, after in pairwise(points)):
+        return f"{counted}, and the time line's count falls while the level runs"
+    if level.line is not None and level.line > level.counted:
+        return f"{counted}, and the time line read {level.line} while the level ran"
+    if level.by_request is not None and level.by_request != level.counted:
+        return f"{counted}, and the engine's requests were preempted {level.by_request} times in all"
+    if level.waits is not None and level.overfull is not False and level.waits > level.counted:
+        return (
+            f"{counted}, and {level.waits} times a request got no token for over "
+            f"{(ledger.stall_above_ns if ledger else 0) / 1e6:.0f} ms while others went on"
+        )
+    certain = level.overfull and _of_one_length(level.phase) and level.waits is None
+    if not level.counted and certain and ledger and ledger.stalled_requests:
+        return (
+            f"{counted}, and {ledger.stalled_requests} requests stalled where {level_of(level.phase)} in flight can't "
+            f"all fit to their end"
+        )
+    if level.counted and ledger is not None and not ledger.stalls:
+        if level.overfull is False:
+            return f"{counted}, and no request stalled, nor do those that run ever need more than the KV cache has"
+        longest = max((fact.longest_gap_seconds or 0.0 for fact in level.phase.requests), default=0.0)
+        if len(level.phase.requests) == level.phase.sent and longest * 1e9 < NO_WAIT * ledger.run_median_gap_ns:
+            return f"{counted}, and no request waited for a token longer than {1e3 * longest:.1f} ms"
+    return ""
+
+
+def _of_one_length(phase: PhaseRecord) -> bool:
+    return len({(fact.prompt_tokens, fact.output_tokens) for fact in phase.requests}) == 1
+
+
+def _agreement(levels: Sequence[_Level]) -> str:
+    counted = sum(level.counted for level in levels)
+    text = f"{counted} preemptions counted in {len(levels)} levels"
+    if all(level.line is not None for level in levels):
+        text += ", nowhere more in the time line"
+    told = [level for level in levels if level.by_request is not None]
+    text += (
+        f"; as many by the requests that were preempted ({len(told)} levels)"
+        if told
+        else "; how often each request was preempted is not exported"
+    )
+    dated = [level for level in levels if level.waits is not None]
+    if not dated:
+        return (
+            f"{text}; the client's stalls are not dated, or of several engines, so that a count which is too low "
+            f"shows only where it is 0"
+        )
+    waits = sum(level.waits or 0 for level in dated if level.overfull is not False)
+    mine = sum(level.counted for level in dated)
+    text += (
+        f"; by the client {waits} times a request waited while others went on, in no level more often than counted "
+        f"({len(dated)} levels, {mine} counted)"
+    )
+    blind = sum(level.counted - (level.waits or 0) for level in dated if level.counted > (level.waits or 0))
+    if blind:
+        text += f"; {blind} counted ones were shorter than a stall, or fell into one: of these a loss would not show"
+    return text
