@@ -22,12 +22,14 @@ from kvtrial.analysis.observe.lengths import output_lengths
 from kvtrial.analysis.observe.logs import EARLIER_LIFE, Log, log_findings, told_by
 from kvtrial.analysis.observe.pages import Pages, caveats, several
 from kvtrial.analysis.observe.preemption import preemption
-from kvtrial.analysis.observe.queue import deadlock, deferred_behind_load, flow, queueing, stalled
+from kvtrial.analysis.observe.queue import deferred_behind_load, flow, queueing
 from kvtrial.analysis.observe.settle import Experiment, experiment_for
+from kvtrial.analysis.observe.standstill import standstills
 from kvtrial.analysis.observe.tier import tier
 from kvtrial.analysis.observe.usable import counter_reset, requests_missing
 from kvtrial.analysis.observe.wanted import neighbours
-from kvtrial.analysis.observe.window import Window, exports_connector
+from kvtrial.analysis.observe.window import Window, engines_of, exports_connector, of_engines
+from kvtrial.analysis.observe.words import listed
 from kvtrial.record.observed import HostFacts
 from kvtrial.record.versions import hazards_not_read, outside_read_range
 
@@ -256,16 +258,31 @@ def _of_pages(
 
 
 def _of_window(window: Window, told: Any) -> Iterator[Finding]:
-    stuck = list(deadlock(window)) or list(stalled(window))
+    stuck = list(standstills(window))
     yield from stuck
-    if stuck:
+    going_on = [engine for engine in engines_of(window) if not any(engine in _engines(one) for one in stuck)]
+    if stuck and not (going_on and all(_engines(one) for one in stuck)):
         return
+    if stuck:
+        # A queue in front of an engine that hangs is no queue for seats: the rest is said of the engines that go on.
+        window = of_engines(window, going_on, _named(window.about, going_on))
     yield from preemption(window)
     yield from deferred_behind_load(window)
     yield from tier(window, told)
     yield from queueing(window)
     yield from output_lengths(window)
     yield from flow(window)
+
+
+def _engines(finding: Finding) -> list[str]:
+    """Engines of several that a standstill is said of; empty where it is the whole server's."""
+    engine = finding.numbers.get("engine")
+    return [] if engine is None else [str(engine)]
+
+
+def _named(model: str | None, engines: Sequence[str]) -> str:
+    said = f"engine{'s' if len(engines) > 1 else ''} {listed(engines, len(engines))}"
+    return f"{model}, {said}" if model else said
 
 
 def _of_control(finding: Finding) -> Finding:
