@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ENGINE = "vllm/engine/arg_utils.py"
-FRONTEND = ("vllm/entrypoints/openai/cli_args.py", "vllm/entrypoints/launchers/cli_args.py")
+FRONTEND = tuple(f"vllm/entrypoints/{room}/cli_args.py" for room in ("openai", "launchers", "common"))
 SERVE = "vllm/entrypoints/cli/serve.py"
 ENGINE_CLASSES = ("EngineArgs", "AsyncEngineArgs")
 FRONTEND_CLASSES = ("BaseFrontendArgs", "FrontendArgs")

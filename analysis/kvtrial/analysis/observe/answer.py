@@ -83,6 +83,8 @@ ORDER = (
 )
 """Which class names the answer where several hold: what forbids reading on, what kills, what is slow, facts."""
 
+_ENDS_THE_START = {"unknown_option", "option_not_in_version", "max_model_len_over_kv_cache"}
+"""What check refuses since no engine starts with it."""
 _AT_THE_END = ("idle", "no_fault_seen")
 
 
@@ -136,6 +138,9 @@ def observe(
         found += _beside_pages(list(log_findings(log)), pages)
     if configuration is not None and configuration.source != "the log's start":
         said = {finding.class_ for finding in found}
+        if pages is not None:
+            # A server that answers has started, so it took its options and its length.
+            said |= _ENDS_THE_START
         if "healthy_tier_serving" in said:
             # What is seen to serve is not judged by its size on paper.
             said.add("tier_smaller_than_gpu_kv")
