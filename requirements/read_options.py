@@ -72,9 +72,10 @@ def lines(found: dict[str, set[str]]) -> Iterator[str]:
     """The data file: releases that were read, then each option with the releases in which it begins and ends."""
     releases = sorted(found, key=numbers)
     minors = [".".join(release.split(".")[:2]) for release in releases]
+    today = datetime.date.today()
     yield "# Options of `vllm serve`, without the dashes in front (short ones with theirs), read from the wheels of"
-    yield f"# these releases by requirements/read_options.py on {datetime.date.today()}. since inclusive, until exclusive;"
-    yield "# both name the first release read that has it, or no longer has it. Without either: in all that were read."
+    yield f"# these releases by requirements/read_options.py on {today}. since inclusive, until exclusive: the first"
+    yield "# release read that has it, or no longer has it. Without either: in all that were read."
     yield "releases: [" + ", ".join(f'"{release}"' for release in releases) + "]"
     yield "options:"
     for option in sorted(set().union(*found.values())):

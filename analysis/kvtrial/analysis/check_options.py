@@ -71,9 +71,9 @@ def _not_there(arm: Arm, name: str) -> Finding:
         "option_not_in_version",
         "refuse" if read else "warn",
         arm.name,
-        f"{option} is not an option of vLLM {arm.version}, which was there {known}{near}; {ends}."
+        f"{option} is not an option of vLLM {arm.version}{near}: releases have it {known}; {ends}."
         if read
-        else f"{option} was an option {known}; {between}, read next to {arm.version}, "
+        else f"Releases have {option} {known}; {between}, read next to {arm.version}, "
         f"ha{'ve' if ' and ' in between else 's'} none of that name{near}, so {arm.version} very likely has none.",
         numbers | {"was_there": known},
         f"Take {option} out, or use a version that has it in all arms.",

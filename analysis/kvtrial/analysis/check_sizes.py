@@ -15,7 +15,7 @@ GIB_SUSPICION_BYTES = 65536
 MOST_TIER_BYTES = 2**50
 TIER_OVER_GPU_COMFORT = 1.5
 OVERRIDE_IS_LOOKED_AT = "0.20"
-"""From here the engine looks whether one request fits the blocks of --num-gpu-blocks-override (in 0.19.1 it doesn't)."""
+"""From here the engine looks whether one request fits overridden blocks; 0.19.1 does not."""
 
 
 def check_sizes(arm: Arm, host: Mapping[str, Any]) -> Iterator[Finding]:

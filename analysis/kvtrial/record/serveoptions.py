@@ -18,7 +18,7 @@ class Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`data/serve_options.yml`. `releases`: those that were read, oldest first. `options`: name -> when it was there."""
+    """`data/serve_options.yml`. `releases`: those read, oldest first. `options`: name -> when it was there."""
 
     releases: list[str]
     options: dict[str, list[Span]]

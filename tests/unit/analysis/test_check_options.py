@@ -66,14 +66,14 @@ def test_an_option_that_is_gone_is_refused(version):
     found = check(both(good(version), "--swap-space", "4"))
     gone = [one for one in found if one.class_ == "option_not_in_version"]
     assert [one.severity for one in gone] == ["refuse", "refuse"]
-    assert f"--swap-space is not an option of vLLM {version}, which was there until 0.17.1" in gone[0].reason
+    assert f"--swap-space is not an option of vLLM {version}: releases have it until 0.17.1" in gone[0].reason
     assert "unrecognized arguments: --swap-space" in gone[0].reason
     assert "option_not_in_version" not in classes(check(both(good("0.17.1"), "--swap-space", "4")))
 
 
 def test_an_option_of_a_later_version_is_refused_before_it():
     found = check(both(good("0.23.0"), "--watermark", "0.05"))
-    assert "--watermark is not an option of vLLM 0.23.0, which was there from 0.24" in found[0].reason
+    assert "--watermark is not an option of vLLM 0.23.0: releases have it from 0.24" in found[0].reason
     assert "option_not_in_version" not in classes(check(both(good("0.24.0"), "--watermark", "0.05")))
 
 

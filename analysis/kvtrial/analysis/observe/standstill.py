@@ -7,7 +7,7 @@ import msgspec
 from kvtrial.analysis.observe.deadlocks import known_deadlocks, named
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.window import Window, engines_of, exports_connector, of_engines
-from kvtrial.analysis.observe.words import percent, plural, seconds, span, whole
+from kvtrial.analysis.observe.words import percent, plural, span, whole
 from kvtrial.record.hazards import Hazard
 
 DEADLOCK_LEAST_SECONDS = 10.0
