@@ -76,6 +76,7 @@ ORDER = (
     "preemption_higher_with_connector",
     "not_preemption",
     "preemption_unknown",
+    "tier_loads_unknown",
     "tier_full",
     "tier_idle",
     "requests_aborted",
