@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from kvtrial.analysis.check import CheckAnswer
 from kvtrial.analysis.judge import Judgement
 from kvtrial.analysis.observe import Answer
 from kvtrial.record.schemas import SCHEMAS, json_schema
 
-ANSWERS: dict[str, type] = {"observe_answer": Answer, "judge_answer": Judgement}
+ANSWERS: dict[str, type] = {"check_answer": CheckAnswer, "observe_answer": Answer, "judge_answer": Judgement}
 NAMES = sorted([*SCHEMAS, *ANSWERS])
 
 

@@ -5,24 +5,62 @@ Pure: mappings in, findings out. Numbers are in bytes, tokens and blocks. What a
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from kvtrial.analysis.check_arms import check_comparable, check_exposure
 from kvtrial.analysis.check_connector import check_connector
 from kvtrial.analysis.check_host import check_host
-from kvtrial.analysis.check_sizes import check_sizes
+from kvtrial.analysis.check_options import check_options
+from kvtrial.analysis.check_sizes import check_sizes, length_not_checked
 from kvtrial.analysis.launch_arm import Arm, Backend, Finding, read_arm
 from kvtrial.analysis.launch_file import OTHER_PLATFORMS, refuse_unreadable
 from kvtrial.record.hazardfacts import host_facts, launch_facts
 from kvtrial.record.hazards import facts_seen, hazards_for
 from kvtrial.record.launch import parse_vllm_args
-from kvtrial.record.versions import release
+from kvtrial.record.versions import hazards_not_read, outside_read_range, release
 
-__all__ = ["Finding", "check_launches", "not_checked", "parse_vllm_args"]
+__all__ = ["CheckAnswer", "Finding", "answer_of", "check_launches", "not_checked", "parse_vllm_args", "unusable"]
 
 _HOST_FACTS = ("python", "glibc", "driver_version", "ram_available_bytes", "dev_shm_free_bytes")
 _OF_GPU_HOSTS = {"glibc", "driver_version", "dev_shm_free_bytes"}
 """What the checks of the CPU engine never ask."""
+
+
+class CheckAnswer(msgspec.Struct, frozen=True, rename={"class_": "class"}):
+    """What check says of a launch file. `class_`: of the first finding; `notes`: what was not checked, and why."""
+
+    schema_version: int
+    verdict: Literal["report", "INVALID", "error"]
+    class_: str | None
+    findings: list[Finding]
+    notes: list[str] = []
+
+    @property
+    def refused(self) -> bool:
+        """Whether the launches must not be started."""
+        return self.verdict == "INVALID"
+
+
+def answer_of(launch: Mapping[str, Any]) -> CheckAnswer:
+    """The answer to a launch file's mapping with host, vllm and arms. Raises UnusableInput."""
+    findings = check_launches(launch["host"], launch["vllm"], launch["arms"], launch.get("model"))
+    version = str(launch["vllm"]["version"])
+    notes = [note for note in (outside_read_range(version), hazards_not_read(version), *not_checked(launch)) if note]
+    return CheckAnswer(
+        1,
+        "INVALID" if any(finding.severity == "refuse" for finding in findings) else "report",
+        findings[0].class_ if findings else None,
+        findings,
+        notes,
+    )
+
+
+def unusable(sentence: str) -> CheckAnswer:
+    """The answer where the file can't be used."""
+    do = "Mend the input and type the same again."
+    return CheckAnswer(1, "error", "unusable_input", [Finding("unusable_input", "refuse", None, sentence, {}, do)])
 
 
 def check_launches(
@@ -52,6 +90,7 @@ def check_launches(
         findings += check_connector(arm)
         findings += check_sizes(arm, host)
         findings += check_exposure(arm)
+        findings += check_options(arm)
     findings += check_comparable(read)
     said = {finding.class_ for finding in findings}
     findings += _check_hazards(read, version, backend, said)
@@ -59,12 +98,18 @@ def check_launches(
     return sorted(findings, key=lambda finding: finding.severity != "refuse")
 
 
-def not_checked(launch: Mapping[str, Any]) -> str | None:
-    """A sentence on the facts of a host that a launch's file lacks, so that nothing was judged by them."""
-    cpu = launch["vllm"].get("backend") == "cpu"
-    asked = [name for name in _HOST_FACTS if not (cpu and name in _OF_GPU_HOSTS)]
+def not_checked(launch: Mapping[str, Any]) -> list[str]:
+    """Sentences on what a launch's file lacks, so that nothing was judged by it. The launch was checked already."""
+    backend: Backend = "cpu" if launch["vllm"].get("backend") == "cpu" else "cuda"
+    if launch["vllm"].get("backend") in OTHER_PLATFORMS:
+        return []
+    asked = [name for name in _HOST_FACTS if not (backend == "cpu" and name in _OF_GPU_HOSTS)]
     absent = [name for name in asked if launch["host"].get(name) is None]
-    return f"Not checked, since host does not state it: {', '.join(absent)}." if absent else None
+    said = [f"Not checked, since host does not state it: {', '.join(absent)}."] if absent else []
+    version, model = str(launch["vllm"]["version"]), launch.get("model")
+    arms = [read_arm(str(name), spec, version, backend, model) for name, spec in launch["arms"].items()]
+    # Said once: arms that differ in their tier alone lack the same.
+    return said + list(dict.fromkeys(text for arm in arms if (text := length_not_checked(arm, launch["host"]))))
 
 
 def _check_platform(host: Mapping[str, Any], backend: Backend) -> Iterator[Finding]:

@@ -13,6 +13,9 @@ from kvtrial.record.versions import data, within
 
 KeyType = Literal["string", "integer", "number", "boolean", "object", "array"]
 CPU_BLOCK_MULTIPLE = 32
+TIERING_SPEC = "TieringOffloadingSpec"
+LEAST_THRESHOLD = 2
+"""store_threshold from which stores are left out."""
 
 _PYTHON_TYPES: dict[KeyType, tuple[type, ...]] = {
     "string": (str,),
@@ -46,6 +49,7 @@ class KeyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     top_level: dict[str, Key]
     top_level_not_judged: list[str]
     connectors: dict[str, dict[str, Key]]
+    offloading_backends: list[str]
     specs: dict[str, Spec]
     out_of_tree_specs: dict[str, dict[str, Key]]
     other_connectors: list[str]
@@ -56,6 +60,7 @@ def check_connector(arm: Arm) -> Iterator[Finding]:
     """Findings on an arm's --kv-transfer-config and --kv-offloading-size in its version."""
     tier = arm.tier
     yield from _check_top_level(arm)
+    yield from _check_shortcut(arm)
     if tier is None:
         return
     if tier.by_shortcut and tier.by_json:
@@ -114,6 +119,52 @@ def _mixed_interfaces(arm: Arm, tier: Tier) -> Finding:
         },
         "Keep one interface (the JSON), delete the other, and record the effective value.",
     )
+
+
+def _check_shortcut(arm: Arm) -> Iterator[Finding]:
+    """Findings on --kv-offloading-size and --kv-offloading-backend where not both are given as the version needs it."""
+    size, backend = arm.parsed.text("kv-offloading-size"), arm.parsed.text("kv-offloading-backend")
+    by_size = within(arm.version, "0.14", None)
+    table = data("connector_keys", KeyTable)
+    if backend is not None and backend not in table.offloading_backends:
+        yield Finding(
+            "unusable_value",
+            "refuse",
+            arm.name,
+            f"--kv-offloading-backend {backend!r} is not one of {', '.join(table.offloading_backends)}"
+            f"{_near(backend, table.offloading_backends)}.",
+            {"key": "kv-offloading-backend", "value": backend, "allowed": table.offloading_backends},
+            f"Give one of {', '.join(table.offloading_backends)}.",
+        )
+    elif backend is not None and size is None:
+        without = "without any tier" if arm.tier is None else f"with the {arm.tier.connector} of the JSON alone"
+        yield Finding(
+            "offloading_not_activated",
+            "warn" if by_size and arm.tier is not None else "refuse",
+            arm.name,
+            f"--kv-offloading-backend {backend} is given without --kv-offloading-size, which alone activates "
+            f"offloading in vLLM {arm.version}: it is ignored without a word, and the engine runs {without}."
+            if by_size
+            else f"--kv-offloading-backend {backend} is given without --kv-offloading-size; vLLM {arm.version} ends in "
+            "'You must set kv_offloading_size when kv_offloading_backend is set.'",
+            {"kv_offloading_backend": backend, "kv_offloading_size_gib": None},
+            "Give --kv-offloading-size in GiB, or take --kv-offloading-backend out.",
+        )
+    elif size is not None and not by_size and backend != "lmcache":
+        yield Finding(
+            "offloading_not_activated",
+            "refuse",
+            arm.name,
+            f"--kv-offloading-size {size} is given without --kv-offloading-backend, which activates offloading before "
+            f"0.14 (here {arm.version}): it is ignored without a word, and the engine runs "
+            f"{'without any tier' if arm.tier is None else f'with the {arm.tier.connector} of the JSON alone'}."
+            if backend is None
+            else f"--kv-offloading-backend {backend} with --kv-offloading-size {size}: before 0.14 (here "
+            f"{arm.version}) this sets num_cpu_blocks to 0, and the engine ends in 'num_cpu_blocks must be specified "
+            "in kv_connector_extra_config'.",
+            {"kv_offloading_backend": backend, "kv_offloading_size_gib": size},
+            "Give num_cpu_blocks in --kv-transfer-config instead, or use vLLM 0.14 or newer in all arms.",
+        )
 
 
 def _check_top_level(arm: Arm) -> Iterator[Finding]:
@@ -328,6 +379,25 @@ def _check_spec(arm: Arm, tier: Tier, own_specs: list[str]) -> Iterator[Finding]
             {"key": "spec_name", "value": name, "allowed": own_specs},
             "Leave spec_name out, or give spec_module_path for a spec of your own.",
         )
+    threshold = tier.extra.get("store_threshold")
+    if name == TIERING_SPEC and name in own_specs and _as_count(threshold) >= LEAST_THRESHOLD:
+        yield Finding(
+            "unusable_value",
+            "refuse",
+            arm.name,
+            f"store_threshold={threshold} does not go with {TIERING_SPEC}: the engine ends in 'store_threshold is not "
+            f"supported for {TIERING_SPEC}' (below {LEAST_THRESHOLD} it is off).",
+            {"key": "store_threshold", "value": threshold, "spec_name": name},
+            "Leave store_threshold out, or take the default spec.",
+        )
+
+
+def _as_count(value: Any) -> int:
+    """A value as vLLM's int() has it; 0 for none, and for what another check refuses."""
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return 0
 
 
 def _check_platform(arm: Arm, tier: Tier, own_specs: list[str]) -> Iterator[Finding]:

@@ -6,12 +6,16 @@ from typing import Any
 from kvtrial.analysis.check_connector import CPU_BLOCK_MULTIPLE
 from kvtrial.analysis.launch_arm import CPU_BLOCK_TOKENS, Arm, Finding
 from kvtrial.analysis.reserve import GIB, ram_reserve
+from kvtrial.record.errors import UnusableInput
 from kvtrial.record.hazards import DEFAULT_SPEC
+from kvtrial.record.launch import Tier, human_int
 from kvtrial.record.versions import within
 
 GIB_SUSPICION_BYTES = 65536
 MOST_TIER_BYTES = 2**50
 TIER_OVER_GPU_COMFORT = 1.5
+OVERRIDE_IS_LOOKED_AT = "0.20"
+"""From here the engine looks whether one request fits overridden blocks; 0.19.1 does not."""
 
 
 def check_sizes(arm: Arm, host: Mapping[str, Any]) -> Iterator[Finding]:
@@ -27,8 +31,12 @@ def check_sizes(arm: Arm, host: Mapping[str, Any]) -> Iterator[Finding]:
             f"Give --block-size {CPU_BLOCK_MULTIPLE}, 64 or {CPU_BLOCK_TOKENS}.",
         )
     tier = arm.tier
-    if tier is None:
-        return
+    if tier is not None:
+        yield from _check_tier(arm, tier, host)
+    yield from _check_length(arm, host)
+
+
+def _check_tier(arm: Arm, tier: Tier, host: Mapping[str, Any]) -> Iterator[Finding]:
     if _size_is_missing(arm):
         yield Finding(
             "cpu_bytes_missing",
@@ -195,6 +203,100 @@ def _gpu_blocks(arm: Arm) -> int | None:
     if kv_bytes is None or arm.kv_bytes_per_token is None:
         return None
     return kv_bytes * arm.workers // (arm.kv_bytes_per_token * arm.block_tokens)
+
+
+def _check_length(arm: Arm, host: Mapping[str, Any]) -> Iterator[Finding]:
+    """A request of --max-model-len tokens must fit the KV cache; the engine looks at that when it starts."""
+    length, each = _asked_length(arm), arm.kv_bytes_per_token
+    if length is None:
+        return
+    blocks, needed = _gpu_blocks(arm), -(-length // arm.block_tokens)
+    numbers: dict[str, Any] = {"max_model_len": length, "blocks_needed": needed, "kv_bytes_per_token": each}
+    do = "Lower --max-model-len in all arms, or give the KV cache more memory."
+    if blocks is None:
+        most = _most_kv_tokens(arm, host)
+        if most is None or length <= most:
+            return
+        share = _share_of_gpu(arm)
+        yield Finding(
+            "max_model_len_over_kv_cache",
+            "refuse",
+            arm.name,
+            f"--max-model-len {length} is more than the GPU's KV cache can hold: {host['gpu_memory_mib']} MiB a GPU x "
+            f"{share:g} x {arm.workers} are at most {most} tokens of {each} bytes, before the weights "
+            "take their part; the engine would not start.",
+            numbers | {"gpu_kv_tokens_at_most": most, "gpu_memory_utilization": share},
+            do,
+        )
+        return
+    if needed <= blocks:
+        return
+    tokens = blocks * arm.block_tokens
+    overridden = arm.parsed.text("num-gpu-blocks-override") is not None
+    looks = not overridden or within(arm.version, OVERRIDE_IS_LOOKED_AT, None)
+    numbers |= {"gpu_kv_blocks": blocks, "gpu_kv_tokens": tokens}
+    yield Finding(
+        "max_model_len_over_kv_cache",
+        "refuse" if looks else "warn",
+        arm.name,
+        f"--max-model-len {length} takes {needed} blocks of {arm.block_tokens} tokens, the GPU's KV cache has {blocks} "
+        f"({tokens} tokens"
+        + ("" if overridden else f", by {each} bytes a token")
+        + "); "
+        + (
+            f"the engine ends in 'To serve at least one request with the model's max seq len ({length})'."
+            if looks
+            else f"vLLM before {OVERRIDE_IS_LOOKED_AT} starts all the same, and a request longer than that never runs."
+        ),
+        numbers,
+        do,
+    )
+
+
+def length_not_checked(arm: Arm, host: Mapping[str, Any]) -> str | None:
+    """A sentence where it is not known whether a request of the arm's greatest length fits its KV cache."""
+    length, given = _asked_length(arm), arm.parsed.text("max-model-len")
+    if length is None and given is not None:
+        return None
+    what = "the model's own greatest length (no --max-model-len is given)" if length is None else f"{length} tokens"
+    if _gpu_blocks(arm) is not None:
+        return None if length is not None else f"Not known: whether {what} fits the GPU's KV cache."
+    if length is not None and (most := _most_kv_tokens(arm, host)) is not None and length > most:
+        return None
+    why = (
+        "how many bytes a token takes (model.kv_bytes_per_token) is not stated"
+        if arm.kv_bytes_per_token is None
+        else "its size follows from the memory left over; --kv-cache-memory-bytes pins it"
+    )
+    return f"Not known: whether {what} fits the KV cache: {why}."
+
+
+def _asked_length(arm: Arm) -> int | None:
+    """--max-model-len in tokens; None where it is not given, or left to the engine (auto, -1)."""
+    given = arm.parsed.text("max-model-len")
+    if given is None or given.strip().lower() in ("auto", "-1"):
+        return None
+    length = human_int(given, "--max-model-len")
+    if length < 1:
+        raise UnusableInput(f"Arm {arm.name}: --max-model-len={given} can't be used; give 1 or more, or auto.")
+    return length
+
+
+def _most_kv_tokens(arm: Arm, host: Mapping[str, Any]) -> int | None:
+    """Tokens that the KV cache holds at most, were there no weights; None where that can't be told."""
+    memory = host.get("gpu_memory_mib")
+    if arm.backend != "cuda" or memory is None or arm.kv_bytes_per_token is None:
+        return None
+    return int(int(memory) * 2**20 * _share_of_gpu(arm)) * arm.workers // arm.kv_bytes_per_token
+
+
+def _share_of_gpu(arm: Arm) -> float:
+    """--gpu-memory-utilization, or its default: 0.9 until 0.19, 0.92 since."""
+    given = arm.parsed.text("gpu-memory-utilization")
+    try:
+        return float(given) if given is not None else 0.92 if within(arm.version, "0.20", None) else 0.9
+    except ValueError:
+        return 1.0
 
 
 def _check_room(arm: Arm, tier_bytes: int, host: Mapping[str, Any]) -> Iterator[Finding]:

@@ -18,7 +18,7 @@ import yaml
 import kvtrial
 from kvtrial.analysis import answerschemas
 from kvtrial.analysis import campaign as campaigns
-from kvtrial.analysis.check import check_launches, not_checked
+from kvtrial.analysis import check as checking
 from kvtrial.analysis.history.arguments import add_arguments as add_history_arguments
 from kvtrial.analysis.judge import command as judging
 from kvtrial.analysis.launch_arm import ended
@@ -26,7 +26,7 @@ from kvtrial.analysis.observe import command as observing
 from kvtrial.analysis.reproduce import reproduce
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.hazards import hazards_of
-from kvtrial.record.versions import hazards_not_read, outside_read_range
+from kvtrial.record.versions import outside_read_range
 
 REFUSED = 4
 INTERRUPTED = 130
@@ -155,32 +155,31 @@ def show_reproduce(options: argparse.Namespace) -> int:
 
 def check(options: argparse.Namespace) -> int:
     """Check both arms' launch on a host, as preflight does. Exit status 4 if it must be refused."""
-    raw = _yaml(options.launch)
+    try:
+        answer = checking.answer_of(_launch(options.launch))
+    except UnusableInput as error:
+        if options.json:
+            print(msgspec.json.format(msgspec.json.encode(checking.unusable(str(error))), indent=1).decode())
+        raise
+    if options.json:
+        print(msgspec.json.format(msgspec.json.encode(answer), indent=1).decode())
+    else:
+        for finding in answer.findings:
+            arm = f" ({finding.arm})" if finding.arm else ""
+            print(f"{finding.severity} {finding.class_}{arm}: {ended(finding.reason)} {finding.do}")
+        for note in answer.notes:
+            print(f"Note: {note}")
+        print("refused" if answer.refused else "nothing forbids these launches")
+    return REFUSED if answer.refused else 0
+
+
+def _launch(path: Path) -> dict[str, Any]:
+    raw = _yaml(path)
     for name in ("host", "vllm", "arms"):
         if not isinstance(raw.get(name), dict):
             said = f"lacks {name}" if name not in raw else f"has {name}: {raw[name]!r}, which is no mapping"
-            raise UnusableInput(f"{options.launch} {said}; it must hold the mappings host, vllm and arms.")
-    findings = check_launches(raw["host"], raw["vllm"], raw["arms"], raw.get("model"))
-    refused = any(finding.severity == "refuse" for finding in findings)
-    version = str(raw["vllm"]["version"])
-    notes = [note for note in (outside_read_range(version), hazards_not_read(version), not_checked(raw)) if note]
-    answer = {
-        "schema_version": 1,
-        "verdict": "INVALID" if refused else "report",
-        "class": findings[0].class_ if findings else None,
-        "findings": [msgspec.to_builtins(finding) for finding in findings],
-        "notes": notes,
-    }
-    if options.json:
-        print(json.dumps(answer, indent=1))
-    else:
-        for finding in findings:
-            arm = f" ({finding.arm})" if finding.arm else ""
-            print(f"{finding.severity} {finding.class_}{arm}: {ended(finding.reason)} {finding.do}")
-        for note in notes:
-            print(f"Note: {note}")
-        print("refused" if refused else "nothing forbids these launches")
-    return REFUSED if refused else 0
+            raise UnusableInput(f"{path} {said}; it must hold the mappings host, vllm and arms.")
+    return raw
 
 
 def hazards(options: argparse.Namespace) -> int:

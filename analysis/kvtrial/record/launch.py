@@ -152,13 +152,15 @@ def tier_of(parsed: ParsedArgs, env: Mapping[str, str], version: str) -> Tier | 
     """The connector this launch gets in this version, or None.
 
     From 0.14 --kv-offloading-size overwrites connector, role and size of the JSON and keeps its other keys, without a
-    word (config/vllm.py, _post_init_kv_transfer_config).
+    word; before, --kv-offloading-backend does (config/vllm.py, _post_init_kv_transfer_config).
     """
     given = parsed.kv_transfer or {}
     inner = given.get("kv_connector_extra_config")
     extra = dict(inner) if isinstance(inner, dict) else {}
     name, role = given.get("kv_connector"), given.get("kv_role")
     shortcut = parsed.text("kv-offloading-size")
+    if shortcut is not None and not (within(version, "0.14", None) or parsed.text("kv-offloading-backend")):
+        shortcut = None
     if shortcut is not None:
         shortcut_bytes = int(_gibibytes(shortcut) * 2**30)
         role = "kv_both"

@@ -267,3 +267,12 @@ def test_facts_of_a_host_are_checked_and_redacted_on_reading(tmp_path):
     path.write_text(json.dumps({"schema_version": 2}))
     with pytest.raises(UnusableInput, match="newer than 1"):
         read_host_facts(path)
+
+
+def test_a_server_that_answers_took_its_options_and_one_that_does_not_may_have_died_of_them():
+    asked = launch("--wibble", "--num-gpu-blocks-override", "10", "--max-model-len", "4096")
+    ends = {"unknown_option", "max_model_len_over_kv_cache"}
+    assert ends <= set(classes(observe(configuration=asked)))
+    running = observe(pages(*[page(version="0.32.0", running=1, finished=n, prompt=n, generated=n) for n in (1, 2)]),
+                      configuration=asked)  # fmt: skip
+    assert not ends & set(classes(running))

@@ -1,6 +1,7 @@
 """Oddities of the exposition format: survived, and said."""
 
 import json
+import re
 
 import pytest
 from kvtrial.analysis.cli import main
@@ -212,3 +213,50 @@ def test_a_counter_with_two_values_is_unknown_and_neither_is_used():
     assert not any(one.class_.startswith("preemption_shape") for one in answer.findings)
     assert "preemption_unknown" in [one.class_ for one in answer.findings]
     assert any("0 and 7): unknown" in one.reason for one in answer.findings)
+
+
+LOADS = 'vllm:kv_offload_load_bytes_total{engine="0",model_name="some-model"}'
+
+
+def loading(step: int, **more: float) -> dict[str, float]:
+    return {"running": 4, "finished": 50.0 * step, "prompt": 5e4 * step, "generated": 9e3 * step, "store": 2e9 * step,
+            **more}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "cut"])
+def test_loads_that_can_not_be_read_are_not_explained_as_none(value):
+    texts = [page(connector=True, **loading(n, load=1e9 * n, external=8e3 * n)) for n in (1, 2)]
+    spoilt = r"\1 cut " if value == "cut" else rf"\1 {value}"
+    read = seen(*[re.sub(f"({re.escape(LOADS)}) .*", spoilt, text) for text in texts])
+    assert not {"no_reuse_in_workload", "gpu_cache_answered", "tier_idle"} & set(classes(read))
+    found = {one.class_: one for one in read.findings}["tier_loads_unknown"]
+    assert found.confidence == "unknown"
+    assert "load unknown" in found.reason
+    assert "the tier found 8,000 tokens" in found.reason
+
+
+def test_hits_of_the_tier_without_a_load_are_no_lack_of_reuse():
+    read = seen(*[page(connector=True, **loading(n, external=8e3 * n, asked=9e3 * n)) for n in (1, 2)])
+    assert classes(read)[0] == "tier_loads_unknown"
+    assert "a load that fails leaves its hit counted" in read.findings[0].reason
+    assert "no_reuse_in_workload" not in classes(read)
+    none = seen(*[page(connector=True, **loading(n, asked=9e3 * n)) for n in (1, 2)])
+    assert classes(none)[0] == "no_reuse_in_workload"
+
+
+def test_gpu_hits_that_are_not_exported_are_not_none():
+    texts = [page(connector=True, **loading(n, asked=9e3 * n)) for n in (1, 2)]
+    bare = ["\n".join(line for line in text.splitlines() if "prefix_cache_hits" not in line
+                      and "by_source" not in line) + "\n" for text in texts]  # fmt: skip
+    read = seen(*bare)
+    assert "no_reuse_in_workload" not in classes(read)
+    assert "GPU prefix hits are missing or unreadable" in read.findings[0].reason
+
+
+def test_preemptions_without_a_usage_gauge_infer_the_pressure():
+    texts = [page(running=6, usage=0.9, finished=30.0 * n, prompt=1e4 * n, preemptions=9.0 * n) for n in range(5)]
+    bare = ["\n".join(line for line in text.splitlines() if "kv_cache_usage" not in line) + "\n" for text in texts]
+    found = seen(*bare).findings[0]
+    assert (found.class_, found.confidence) == ("preemption_continuous", "inferred")
+    assert "KV usage is not known" in found.reason
+    assert seen(*texts).findings[0].confidence == "seen"

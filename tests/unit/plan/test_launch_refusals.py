@@ -33,6 +33,18 @@ def test_options_that_an_inventory_can_not_set(args, said):
     assert "S3CRET" not in sentence
 
 
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"swap-space": 4}, "--swap-space is not an option of vLLM"),
+        ({"wibble": True}, "--wibble is not an option of any vLLM version that kvtrial knows"),
+    ],
+    ids=str,
+)
+def test_options_that_the_version_does_not_have(args, said):
+    assert said in refusal(engine_args=args)
+
+
 def test_options_and_values_that_it_can():
     argv = plan(engine_args={"host": "127.0.0.1", "max_logprobs": -1}).hosts[0].launches["control"].argv
     assert argv.count("--host") == 1

@@ -303,7 +303,7 @@ def test_a_margin_that_can_decide_nothing_is_refused(tmp_path, margin):
 def test_the_prompt_length_that_is_advised_is_never_at_an_edge():
     for block in (16, 32, 48):
         sizes = {"prompt_tokens": 30 * block, "chunk_tokens": block, "targets": 2, "fits": 1, "gpu_hits": -1}
-        args = {"block-size": block, "num-gpu-blocks-override": 65}
+        args = {"block-size": block, "num-gpu-blocks-override": 65, "max-model-len": 65 * block}
         assert f"{30 * block + block // 2}." in refusal(engine_args=args, sizes=sizes, backend="cuda",
                                                         connector_extra_config=STOCK)  # fmt: skip
 
@@ -312,14 +312,14 @@ STOCK = {"spec_name": "CPUOffloadingSpec", "spec_module_path": None}
 
 
 def test_a_guard_is_set_as_a_whole_even_where_one_of_its_words_is_there_already(monkeypatch):
-    guarded = Guard(args=["--some-option", "2"])
+    guarded = Guard(args=["--max-logprobs", "2"])
     hazard = msgspec.structs.replace(hazards_of("0.26.0")[0], guard=guarded)
     hit = HazardHit(hazard, ["control"], "guard", False, "planted")
     monkeypatch.setattr("kvtrial.analysis.plan.hazards_for", lambda *_: [hit])
     launches = plan(engine_args={"max-num-seqs": 2}).hosts[0].launches
-    assert all(launch.argv[-2:] == ["--some-option", "2"] for launch in launches.values())
-    launches = plan(engine_args={"some-option": 2}).hosts[0].launches
-    assert all(launch.argv.count("--some-option") == 1 for launch in launches.values())
+    assert all(launch.argv[-2:] == ["--max-logprobs", "2"] for launch in launches.values())
+    launches = plan(engine_args={"max-logprobs": 2}).hosts[0].launches
+    assert all(launch.argv.count("--max-logprobs") == 1 for launch in launches.values())
 
 
 def test_a_protocol_file_that_is_not_utf8_is_refused(tmp_path):

@@ -75,7 +75,11 @@ def test_0_26_with_offloading_watches_the_abort_assert_and_the_deadlock():
         ("0.32.0", arms(variant=["--api-server-count", "4"]), "api-servers"),
         ("0.18.0", arms(), "negative-counter"),
         ("0.20.2", arms(), "reset-external-no-op"),
-        ("0.13.0", {"a": ArmLaunch(["m", "--kv-offloading-size", "4"], {})}, "shortcut-unusable"),
+        (
+            "0.13.0",
+            {"a": ArmLaunch(["m", "--kv-offloading-size=4", "--kv-offloading-backend=native"], {})},
+            "shortcut-unusable",
+        ),
         ("0.26.0", arms(variant=["--speculative-config", '{"method":"mtp"}']), "deadlock-spec-decode"),
     ],
 )

@@ -22,12 +22,14 @@ from kvtrial.analysis.observe.lengths import output_lengths
 from kvtrial.analysis.observe.logs import EARLIER_LIFE, Log, log_findings, told_by
 from kvtrial.analysis.observe.pages import Pages, caveats, several
 from kvtrial.analysis.observe.preemption import preemption
-from kvtrial.analysis.observe.queue import deadlock, deferred_behind_load, flow, queueing, stalled
+from kvtrial.analysis.observe.queue import deferred_behind_load, flow, queueing
 from kvtrial.analysis.observe.settle import Experiment, experiment_for
+from kvtrial.analysis.observe.standstill import standstills
 from kvtrial.analysis.observe.tier import tier
 from kvtrial.analysis.observe.usable import counter_reset, requests_missing
 from kvtrial.analysis.observe.wanted import neighbours
-from kvtrial.analysis.observe.window import Window, exports_connector
+from kvtrial.analysis.observe.window import Window, engines_of, exports_connector, of_engines
+from kvtrial.analysis.observe.words import listed
 from kvtrial.record.observed import HostFacts
 from kvtrial.record.versions import hazards_not_read, outside_read_range
 
@@ -74,6 +76,7 @@ ORDER = (
     "preemption_higher_with_connector",
     "not_preemption",
     "preemption_unknown",
+    "tier_loads_unknown",
     "tier_full",
     "tier_idle",
     "requests_aborted",
@@ -81,6 +84,8 @@ ORDER = (
 )
 """Which class names the answer where several hold: what forbids reading on, what kills, what is slow, facts."""
 
+_ENDS_THE_START = {"unknown_option", "option_not_in_version", "max_model_len_over_kv_cache"}
+"""What check refuses since no engine starts with it."""
 _AT_THE_END = ("idle", "no_fault_seen")
 
 
@@ -134,6 +139,9 @@ def observe(
         found += _beside_pages(list(log_findings(log)), pages)
     if configuration is not None and configuration.source != "the log's start":
         said = {finding.class_ for finding in found}
+        if pages is not None:
+            # A server that answers has started, so it took its options and its length.
+            said |= _ENDS_THE_START
         if "healthy_tier_serving" in said:
             # What is seen to serve is not judged by its size on paper.
             said.add("tier_smaller_than_gpu_kv")
@@ -256,16 +264,31 @@ def _of_pages(
 
 
 def _of_window(window: Window, told: Any) -> Iterator[Finding]:
-    stuck = list(deadlock(window)) or list(stalled(window))
+    stuck = list(standstills(window))
     yield from stuck
-    if stuck:
+    going_on = [engine for engine in engines_of(window) if not any(engine in _engines(one) for one in stuck)]
+    if stuck and not (going_on and all(_engines(one) for one in stuck)):
         return
+    if stuck:
+        # A queue in front of an engine that hangs is no queue for seats: the rest is said of the engines that go on.
+        window = of_engines(window, going_on, _named(window.about, going_on))
     yield from preemption(window)
     yield from deferred_behind_load(window)
     yield from tier(window, told)
     yield from queueing(window)
     yield from output_lengths(window)
     yield from flow(window)
+
+
+def _engines(finding: Finding) -> list[str]:
+    """Engines of several that a standstill is said of; empty where it is the whole server's."""
+    engine = finding.numbers.get("engine")
+    return [] if engine is None else [str(engine)]
+
+
+def _named(model: str | None, engines: Sequence[str]) -> str:
+    said = f"engine{'s' if len(engines) > 1 else ''} {listed(engines, len(engines))}"
+    return f"{model}, {said}" if model else said
 
 
 def _of_control(finding: Finding) -> Finding:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.preemption import PRESSURE_SHARE
-from kvtrial.analysis.observe.queue import STALL_LEAST_SECONDS
 from kvtrial.analysis.observe.shapes import LEAST_INTERVALS, shape_of
+from kvtrial.analysis.observe.standstill import STALL_LEAST_SECONDS
 from kvtrial.analysis.observe.words import listed, seconds, span, whole
 from kvtrial.record.statuslines import StatusLine, interval_seconds
 

@@ -194,6 +194,8 @@ def _continuous(window: Window, count: float, per_interval: Sequence[float], num
     state = []
     if usage:
         state.append(f"KV usage {span([100 * share for share in usage])} %")
+    else:
+        state.append("KV usage is not known, so that the cache was full is inferred from the preemptions")
     if running:
         state.append(f"about {whole(sum(running) / len(running))} running")
     if waiting:
@@ -219,7 +221,8 @@ def _continuous(window: Window, count: float, per_interval: Sequence[float], num
         "version.",
         numbers,
         _cap(window, running, waiting) + " Each moves the wait elsewhere, so measure from send to last token.",
-        about=window.about,
+        "seen" if usage else "inferred",
+        window.about,
     )
 
 

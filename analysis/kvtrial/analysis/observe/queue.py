@@ -1,14 +1,13 @@
-"""Who waits, and for what: a stuck scheduler, loads in flight, room in the KV cache, a seat in the batch."""
+"""Who waits, and for what: loads in flight, room in the KV cache, a seat in the batch."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from kvtrial.analysis.observe.deadlocks import known_deadlocks, named
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.preemption import PRESSURE_SHARE
+from kvtrial.analysis.observe.standstill import deadlock
 from kvtrial.analysis.observe.window import Window, exports_connector, fits_tokens
 from kvtrial.analysis.observe.words import percent, plural, seconds, signed_bytes, span, whole
-from kvtrial.record.hazards import Hazard
 
 DEFERRED_LEAST = 2
 DEFERRED_PAGES = 3
@@ -16,124 +15,6 @@ LOOKUP_SHARE_OF_TTFT = 0.25
 LOOKUP_LEAST_SECONDS = 0.05
 QUEUE_SHARE_OF_TTFT = 0.2
 QUEUE_LEAST_SECONDS = 0.1
-DEADLOCK_LEAST_SECONDS = 10.0
-"""Under this a load in progress looks the same."""
-STALL_LEAST_SECONDS = 30.0
-"""Under this a long prefill looks the same: its tokens are counted when it ends."""
-
-
-def deadlock(window: Window) -> Iterator[Finding]:
-    """Nothing runs, requests wait and no token comes, over the whole window."""
-    running, waiting = window.gauge("requests_running"), window.gauge("requests_waiting")
-    generated = window.rise("generation_tokens")
-    if window.since_start or len(running) != len(window.readings) or len(waiting) != len(running):
-        return
-    if max(running) > 0 or min(waiting) < 1 or generated is None or generated > 0:
-        return
-    if window.last.values.get("engine_awake") == 0:
-        yield _asleep(window, waiting)
-        return
-    if window.seconds is not None and window.seconds < DEADLOCK_LEAST_SECONDS:
-        yield _too_short(window, running, waiting, "a load in progress looks the same", DEADLOCK_LEAST_SECONDS)
-        return
-    capacity, deferred = (window.last.values.get(f"requests_waiting_{reason}") for reason in ("capacity", "deferred"))
-    usage = window.last.values.get("kv_cache_usage_share")
-    reasons = (
-        "" if capacity is None or deferred is None else f" ({whole(capacity)} capacity, {whole(deferred)} deferred)"
-    )
-    loaded = window.last.values.get("requests_kv_fetch_completed_waiting")
-    fetched = f", {whole(loaded)} of them with a finished load" if loaded else ""
-    stuck = "" if usage is None else f", KV usage stuck at {percent(usage)} (the figure is no part of the rule)"
-    known = known_deadlocks(window.version, window.versions, exports_connector(window))
-    yield Finding(
-        "scheduler_deadlock",
-        "warn",
-        f"The scheduler stands still: running {span(running)}, waiting {span(waiting)}{reasons}{fetched}, and "
-        f"generation_tokens_total is flat {window.during}{stuck}. /health answers 200 all the same: it only says that "
-        f"the process lives.{_known(known)} A queue gauge that froze when all clients hung up looks alike (#22545).",
-        {
-            "running": running,
-            "waiting": waiting,
-            "waiting_capacity": capacity,
-            "waiting_deferred": deferred,
-            "generation_tokens_delta": generated,
-            "kv_usage": usage,
-            "window_seconds": window.seconds,
-            "known": [hazard.id for hazard in known],
-        },
-        "Keep the log and these pages, then restart the server; what was measured since is invalid. 0.23 and newer for "
-        "the first cause, 0.31 and newer for the one after a load. Watch running = 0 with waiting > 0 instead of "
-        "/health.",
-        "seen" if window.seconds is not None and window.seconds >= STALL_LEAST_SECONDS else "inferred",
-        window.about,
-    )
-
-
-def stalled(window: Window) -> Iterator[Finding]:
-    """Requests run on every page, and no counter of work moves over the whole window."""
-    running, waiting = window.gauge("requests_running"), window.gauge("requests_waiting")
-    if window.since_start or len(running) != len(window.readings) or min(running) < 1:
-        return
-    tokens = window.rise("generation_tokens"), window.rise("prompt_tokens")
-    moved = (window.finished, window.rise("preemptions"), window.rise("load_bytes"), window.rise("store_bytes"))
-    if None in tokens or any(tokens) or any(moved):
-        return
-    if window.seconds is None or window.seconds < STALL_LEAST_SECONDS:
-        yield _too_short(window, running, waiting, "a long prefill looks the same", STALL_LEAST_SECONDS)
-        return
-    usage = window.last.values.get("kv_cache_usage_share")
-    yield Finding(
-        "engine_stalled",
-        "warn",
-        f"The engine stands still with requests in its batch: running {span(running)}"
-        + (f", waiting {span(waiting)}" if waiting else "")
-        + f" on every page, and {window.during} no token was computed or generated and no request ended"
-        + (f"; KV usage {percent(usage)}" if usage is not None else "")
-        + ". That is no queue and no shortage. A worker or a collective that hangs looks like this, and so does one "
-        "prefill longer than the window, whose tokens are counted when it ends. /health may answer 200 all the same.",
-        {
-            "running": running,
-            "waiting": waiting,
-            "generation_tokens_delta": 0,
-            "prompt_tokens_delta": 0,
-            "kv_usage": usage,
-            "window_seconds": window.seconds,
-        },
-        "Read two more pages a minute later. If they are flat still: keep the log and the pages, take the stacks of "
-        "the engine's processes (py-spy dump), then restart the server; what was measured since is invalid.",
-        "inferred",
-        window.about,
-    )
-
-
-def _too_short(window: Window, running: list[float], waiting: list[float], alike: str, least: float) -> Finding:
-    return Finding(
-        "standstill_unknown",
-        "warn",
-        f"No token came {window.during}, with running {span(running)} and waiting "
-        f"{span(waiting) if waiting else 'unknown'}: whether the engine stands still is unknown from so short a "
-        f"window; {alike}.",
-        {"running": running, "waiting": waiting, "generation_tokens_delta": 0, "window_seconds": window.seconds},
-        f"Look longer: pages at least {least:g} s apart, with --interval, or --url with --window 60.",
-        "unknown",
-        window.about,
-    )
-
-
-def _asleep(window: Window, waiting: list[float]) -> Finding:
-    return Finding(
-        "server_asleep",
-        "warn",
-        f"The server is asleep (Sleep Mode) and {span(waiting)} requests wait for it to wake: nothing runs and no "
-        f"token comes {window.during}, as it was told. That is no deadlock and no shortage.",
-        {"waiting": waiting, "running": window.gauge("requests_running"), "generation_tokens_delta": 0},
-        "POST /wake_up, or keep clients away while it sleeps.",
-        about=window.about,
-    )
-
-
-def _known(known: list[Hazard]) -> str:
-    return f" Known for versions this can be: {named(known)}." if known else ""
 
 
 def deferred_behind_load(window: Window) -> Iterator[Finding]:

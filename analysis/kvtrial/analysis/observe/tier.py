@@ -8,7 +8,7 @@ import msgspec
 from kvtrial.analysis.observe.capacity import Sizes, Told, sizes_of
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.window import Window
-from kvtrial.analysis.observe.words import gigabytes_per_second, percent, plural, signed_bytes, whole
+from kvtrial.analysis.observe.words import gigabytes_per_second, listed, percent, plural, signed_bytes, whole
 
 GPU_ANSWERS_SHARE = 0.10
 """Share of prompt tokens found in the GPU's own cache from which that cache counts as what answers."""
@@ -37,6 +37,10 @@ class Traffic(msgspec.Struct, frozen=True):
     def connector(self) -> bool:
         """Whether the page shows a connector's series."""
         return self.load is not None or self.store is not None
+
+    def needed(self) -> dict[str, float | None]:
+        """What must be known before a tier without loads can be explained."""
+        return {"load bytes": self.load, "GPU prefix hits": self.local_hits, "prompt tokens": self.prompt}
 
     def numbers(self, window: Window) -> dict[str, Any]:
         """The same under the names of the reports."""
@@ -84,6 +88,11 @@ def tier(window: Window, told: Told | None = None) -> Iterator[Finding]:
         yield _serving(window, flow, sizes)
         yield from _reset_kept(window, flow)
         return
+    unknown = [name for name, value in flow.needed().items() if value is None]
+    if unknown or flow.external_hits:
+        yield _untold(window, flow, unknown)
+        yield from _failed_stores(window)
+        return
     if sizes.tier_not_larger and (flow.store or flow.external_queries):
         yield _mirror(window, flow, sizes)
     hits_share = flow.local_hits / flow.prompt if flow.local_hits and flow.prompt else 0.0
@@ -107,6 +116,41 @@ def tier(window: Window, told: Told | None = None) -> Iterator[Finding]:
             about=window.about,
         )
     yield from _failed_stores(window)
+
+
+def _untold(window: Window, flow: Traffic, unknown: list[str]) -> Finding:
+    """Loads that can't be told: a series is unknown, or the tier found tokens and no load of them is counted."""
+    found = (
+        f"the tier found {whole(flow.external_hits)} tokens that the GPU's cache had not, so it was asked for what it "
+        "has, and whether they were loaded or computed again is not known"
+        if flow.external_hits
+        else "whether it serves, and why not, is not known"
+    )
+    why = (
+        f"{listed(unknown)} {'is' if len(unknown) == 1 and unknown[0][-1] != 's' else 'are'} missing or unreadable on "
+        "these pages, which is not zero"
+        if unknown
+        else f"load 0 B {window.during}: a load is counted some steps after its hit, by an idle engine with its next "
+        "step, and a load that fails leaves its hit counted"
+    )
+    return Finding(
+        "tier_loads_unknown",
+        "warn",
+        f"Store {_bytes(flow.store)}, load {_bytes(flow.load)} {window.during}; {found}. {why[0].upper()}{why[1:]}.",
+        flow.numbers(window) | {"unknown": unknown},
+        "Fetch the server's own pages, whole, and a last one when all requests have ended; look for failed loads in "
+        "the log (--log).",
+        "unknown",
+        window.about,
+    )
+
+
+def _bytes(value: float | None) -> str:
+    return "unknown" if value is None else signed_bytes(value)
+
+
+def _count(value: float | None) -> str:
+    return "unknown" if value is None else whole(value)
 
 
 def _slow(window: Window, flow: Traffic) -> bool:
@@ -161,7 +205,7 @@ def _serving(window: Window, flow: Traffic, sizes: Sizes) -> Finding:
     return Finding(
         "healthy_tier_serving",
         "info",
-        f"The tier serves: load {signed_bytes(load)}{rate}, {proof}; store {signed_bytes(flow.store or 0)} "
+        f"The tier serves: load {signed_bytes(load)}{rate}, {proof}; store {_bytes(flow.store)} "
         f"{window.during}.{gauge}{local}{each}{small} Whether a load is sooner than computing again, these counters "
         f"can't "
         "tell.",
@@ -182,10 +226,10 @@ def _gpu_answered(window: Window, flow: Traffic, share: float) -> Finding:
     return Finding(
         "gpu_cache_answered",
         "info",
-        f"Store {signed_bytes(flow.store or 0)}, load 0 B {window.during}. GPU prefix hits "
+        f"Store {_bytes(flow.store)}, load 0 B {window.during}. GPU prefix hits "
         f"{whole(flow.local_hits or 0)} "
         f"of {whole(flow.prompt or 0)} prompt tokens ({percent(share)}), external hits "
-        f"{whole(flow.external_hits or 0)}{queries}. {cache} still holds what comes back, so the tier is never asked "
+        f"{_count(flow.external_hits)}{queries}. {cache} still holds what comes back, so the tier is never asked "
         f"for "
         "anything that it alone has. No load is no fault of the connector here.",
         flow.numbers(window),
@@ -197,13 +241,13 @@ def _gpu_answered(window: Window, flow: Traffic, share: float) -> Finding:
 
 
 def _mirror(window: Window, flow: Traffic, sizes: Sizes) -> Finding:
-    loaded = f"load {signed_bytes(flow.load or 0)}, external hits {whole(flow.external_hits or 0)}"
+    loaded = f"load {signed_bytes(flow.load or 0)}, external hits {_count(flow.external_hits)}"
     return Finding(
         "tier_smaller_than_gpu_kv",
         "warn",
         f"The CPU tier is not larger than the GPU's KV cache: {sizes.described()} (by {sizes.source}). Stores are "
         f"immediate and mirror the GPU, so what the GPU has evicted the tier has evicted too: store "
-        f"{signed_bytes(flow.store or 0)}, {loaded} {window.during}. That is the size, not the connector.",
+        f"{_bytes(flow.store)}, {loaded} {window.during}. That is the size, not the connector.",
         flow.numbers(window)
         | {
             "tier_bytes": sizes.tier_bytes,
@@ -222,7 +266,7 @@ def _mirror(window: Window, flow: Traffic, sizes: Sizes) -> Finding:
 def _no_reuse(window: Window, flow: Traffic, sizes: Sizes, share: float) -> Finding:
     off = window.last.info.get("cache_config", {}).get("enable_prefix_caching") == "False"
     asked = (
-        f"asked for {whole(flow.external_queries)} tokens, found {whole(flow.external_hits or 0)}"
+        f"asked for {whole(flow.external_queries)} tokens, found {_count(flow.external_hits)}"
         if flow.external_queries is not None
         else "what it was asked for is not exported"
     )
@@ -248,7 +292,7 @@ def _no_reuse(window: Window, flow: Traffic, sizes: Sizes, share: float) -> Find
     return Finding(
         "no_reuse_in_workload",
         "info",
-        f"Store {signed_bytes(flow.store or 0)}, load 0 B {window.during}; GPU prefix hits "
+        f"Store {_bytes(flow.store)}, load 0 B {window.during}; GPU prefix hits "
         f"{whole(flow.local_hits or 0)} of {whole(flow.prompt or 0)} prompt tokens ({percent(share)}), the tier was "
         f"{asked}. Nothing in this load comes back: {why}.{tier}{few} Storing costs copies and gives nothing here.",
         flow.numbers(window)

@@ -1,11 +1,13 @@
 """Several readings of one model's server in time order, and what rose between them. Pure."""
 
+import math
+from collections.abc import Collection
 from itertools import pairwise
 
 import msgspec
 
 from kvtrial.analysis.observe.words import seconds
-from kvtrial.record.exposition import Delta, Reading, created_anew, delta
+from kvtrial.record.exposition import Delta, Reading, created_anew, delta, metric_table
 from kvtrial.record.fingerprint import VersionRange
 
 ANY_VERSION = VersionRange(None, None, [])
@@ -122,6 +124,30 @@ def zeroed(reading: Reading) -> Reading:
         },
         buckets={role: dict.fromkeys(bounds, 0.0) for role, bounds in reading.buckets.items()},
     )
+
+
+def engines_of(window: Window) -> list[str]:
+    """Engine labels of the last reading, in order; one or none where its engines are not told apart."""
+    running = window.last.per_engine.get("requests_running", {})
+    return sorted((engine for engine in running if engine), key=lambda name: (len(name), name))
+
+
+def of_engines(window: Window, engines: Collection[str], about: str | None) -> Window:
+    """The same window as if the page had these engines alone. What has no engine label (the process) stays."""
+    readings = [_of_engines(reading, engines) for reading in window.readings]
+    return window_of(readings, window.interval_seconds, window.versions, window.version, about, window.backend)
+
+
+def _of_engines(reading: Reading, engines: Collection[str]) -> Reading:
+    values, per_engine = dict(reading.values), dict(reading.per_engine)
+    for role, by_engine in reading.per_engine.items():
+        if not any(by_engine):
+            continue
+        own = {engine: value for engine, value in by_engine.items() if engine in engines}
+        per_engine[role] = own
+        largest = metric_table().values[role].across_engines == "max"
+        values[role] = max(own.values(), default=0.0) if largest else math.fsum(own.values())
+    return msgspec.structs.replace(reading, values=values, per_engine=per_engine)
 
 
 def restarted_at(window: Window) -> int | None:
