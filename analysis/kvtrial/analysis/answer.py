@@ -32,6 +32,10 @@ MIX_SUBJECTS = {
     "mix": "a request of the declared mix",
     "trace": "a request of the trace",
 }
+OF_LENGTH = re.compile(r"(return|noload_return|gpu_hit|miss|populate)_(\d+k)")
+"""Phases of one length of prefix, in thousands of tokens."""
+TOGETHER = re.compile(r"(\w+)_together")
+"""Phases whose requests are sent several at once."""
 METRIC_NAMES = {
     "ttft_mean_seconds": "mean time to first token",
     "ttft_median_seconds": "median time to first token",
@@ -179,6 +183,10 @@ def phase_subject(phase: str) -> str:
     """What a phase asks for: "an evicted prefix", "a request of a mix in which 25 % return to an evicted prefix"."""
     if mix := MIX.fullmatch(phase):
         return f"a request of a mix in which {int(mix[1])} % return to an evicted prefix"
+    if found := OF_LENGTH.fullmatch(phase):
+        return f"{phase_subject(found[1])} ({found[2]} tokens)"
+    if found := TOGETHER.fullmatch(phase):
+        return f"{phase_subject(found[1])}, several asked for at once"
     return PHASE_SUBJECTS.get(phase) or MIX_SUBJECTS.get(phase) or f"phase {phase}"
 
 

@@ -180,7 +180,7 @@ def test_failed_gates_come_first_and_faults_are_counted() -> None:
 
 def test_an_invalid_verdict_shows_no_effect_on_top() -> None:
     page = Page(render(build.invalid())).text
-    assert "x0.151" not in page[: page.index("Comparisons", page.index("may these numbers"))]
+    assert "×0.151" not in page[: page.index("Comparisons", page.index("may these numbers"))]
     assert "these numbers answer nothing" in page
 
 
@@ -189,7 +189,7 @@ def test_tokens_by_source_and_regimes_are_in_the_tables(better: str) -> None:
     assert "8,192" in text
     assert "32 MiB" in text
     assert "233 ms" in text
-    assert "x0.152" in text
+    assert "×0.152" in text
     assert (
         "kvtrial reproduce results/20261129T101500Z-offload_return-7f3a/runs/localhost/p01-1-control/record.json"
         in text

@@ -4,17 +4,18 @@ from string import Formatter
 
 import pytest
 import report_builder as build
+import yaml
 from kvtrial.analysis import report
 from kvtrial.analysis.gates import GATES
 from kvtrial.analysis.report.gates import gate_rows
-from kvtrial.analysis.report.words import Words, catalogue
+from kvtrial.analysis.report.words import Words, catalogue, signs
 from kvtrial.record.errors import UnusableInput
 from ladder_builder import ladder_page
 from test_report_fleet import fleet_page
 from test_report_page import Page, render
 
 ROOM = Path(report.__file__).parent
-TERMINALS = ("word.", "metric.", "short.")
+TERMINALS = ("word.", "metric.", "short.", "said.")
 """Names that only other languages have: in English the terminal's words hold."""
 
 
@@ -73,7 +74,7 @@ def test_the_russian_sentence_says_what_the_english_says() -> None:
     assert "Первый токен вытесненного префикса приходит в 6,6 раза раньше с offload, чем с control." in page
     assert "×0,151" in page
     assert "интервал 97 %" in page
-    assert "-0,200" in page
+    assert "−0,200" in page
 
 
 def test_russian_numbers_and_counts_are_russian() -> None:
@@ -84,6 +85,42 @@ def test_russian_numbers_and_counts_are_russian() -> None:
     said = [words.count(number, "run").replace("\u00a0", " ") for number in (1, 2, 5, 11, 21, 112)]
     assert said == ["1 запуск", "2 запуска", "5 запусков", "11 запусков", "21 запуск", "112 запусков"]
     assert Words("en").seconds(0.0342) == "34.2 ms"
+
+
+def test_numbers_have_one_sign_and_one_form_on_every_page() -> None:
+    said = signs("x0.204 (.17 to 0.23), 96.9% interval, p <.001, -3 of -0.5, x86_64, GPU-2624, 2026-11-29, p01-1")
+    assert said.replace("\u00a0", " ") == (
+        "×0.204 (0.17 to 0.23), 96.9 % interval, p <0.001, −3 of −0.5, x86_64, GPU-2624, 2026-11-29, p01-1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "english", "russian"),
+    [
+        (1, "replica", "+1 replica", "+1 реплика"),
+        (2, "replica", "+2 replicas", "+2 реплики"),
+        (-23, "sequence", "−23 sequences", "−23 последовательности"),
+        (0.0009765625, "GiB of KV cache", "+1 MiB of KV cache", "+1 МиБ KV-кеша"),
+        (1, "sheep", "+1 sheep", "+1 sheep"),
+    ],
+)
+def test_what_a_way_takes_is_in_its_form(value: float, unit: str, english: str, russian: str) -> None:
+    assert Words("en").cost(value, unit).replace("\u00a0", " ") == english
+    assert Words("ru").cost(value, unit).replace("\u00a0", " ") == russian
+
+
+def test_a_fraction_takes_its_own_form() -> None:
+    said = [Words("ru").amount(value, "preemption").replace("\u00a0", " ") for value in (62.5, 1.0, 5.0, 0.0)]
+    assert said == ["62,5 вытеснения", "1 вытеснение", "5 вытеснений", "0 вытеснений"]
+    assert Words("en").amount(1.5, "preemption").replace("\u00a0", " ") == "1.5 preemptions"
+
+
+def test_every_shipped_title_and_question_is_there_in_russian() -> None:
+    words = Words("ru")
+    for path in sorted(build.PROTOCOLS.glob("*.yml")):
+        raw = yaml.safe_load(path.read_text())
+        said = [raw.get("question"), *((arm or {}).get("title") for arm in (raw.get("arms") or {}).values())]
+        assert [text for text in said if text and words.is_quoted(text)] == [], path.name
 
 
 def test_a_language_without_a_catalogue_is_refused() -> None:

@@ -81,7 +81,7 @@ def _change(arm: ArmLadder, words: Words) -> Row:
         buys = words(key, time=words.seconds(abs(arm.less_queue_seconds)))
     cost = "–"
     if arm.cost_amount and arm.cost_unit:
-        cost = f"{words.local(f'{arm.cost_amount:+,.3g}')} {words.or_else(f'cost.{arm.cost_unit}', arm.cost_unit)}"
+        cost = words.cost(arm.cost_amount, arm.cost_unit)
         if arm.fewer_preemptions_per_1000_per_unit is not None:
             rate = words.number(abs(arm.fewer_preemptions_per_1000_per_unit))
             cost += "\n" + words("change.per_unit", rate=rate)
@@ -92,7 +92,7 @@ def _change(arm: ArmLadder, words: Words) -> Row:
     )
     state = {True: words("change.is_moved"), False: words("change.not_moved"), None: words("change.unknown")}[arm.moved]
     kind = {True: "moved", False: "stayed", None: ""}[arm.moved]
-    note = arm.title + (f". {words('change.work')} {arm.changes_work}." if arm.changes_work else "")
+    note = words.title(arm.title) + (f". {words('change.work')} {arm.changes_work}." if arm.changes_work else "")
     return Row(arm.arm, [buys, cost, onset, reached or "–", state, arm.moved_note], kind=kind, note=note)
 
 
@@ -238,7 +238,10 @@ def _point(point: PressurePoint, words: Words) -> Row:
 def _levels(arm: ArmLadder, words: Words) -> Table:
     heads = [words(f"level.{number}") for number in range(HEADS)]
     return Table(
-        heads, [_level(level, words) for level in arm.levels], f"{arm.arm}: {arm.title}", caption=_onsets(arm, words)
+        heads,
+        [_level(level, words) for level in arm.levels],
+        f"{arm.arm}: {words.title(arm.title)}",
+        caption=_onsets(arm, words),
     )
 
 
