@@ -14,6 +14,10 @@ from kvtrial.record.verdict import Verdict
 
 FRAME = pd.DataFrame({"run": ["p01-1-control"], "phase": ["return"], "ttft_median_seconds": [0.2]})
 VOID = {"meta", "br", "wbr", "link", "img", "input", "hr"}
+COMMANDS = {
+    "campaign": ".venv/bin/ansible-playbook experiment.yml -e kvtrial_seed=7",
+    "run": ".venv/bin/kvtrial reproduce results/c/runs/localhost/p01-1-control/record.json",
+}
 HOSTILE = '</pre></title><script>alert("x")</script><img src="http://evil.example/x.png" onerror=alert(1)>'
 
 
@@ -48,7 +52,8 @@ class Page(HTMLParser):
 
 def render(verdict: Verdict, records: list[RunRecord] | None = None, language: str = "en", **campaign: Any) -> str:
     chosen = build.records() if records is None else records
-    return build_report(verdict, build.protocol(), chosen, {**build.CAMPAIGN, **campaign}, FRAME, language=language)
+    about = {**build.CAMPAIGN, **campaign}
+    return build_report(verdict, build.protocol(), chosen, about, FRAME, language=language, commands=COMMANDS)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +160,10 @@ def hostile_page(language: str = "en") -> str:
         campaign=HOSTILE, reason=HOSTILE, comparisons=items, hosts=[host, build.host_verdict()], caveats=[HOSTILE]
     )
     records = [one, hostile_arm, build.died(fault=fault)]
-    return render(verdict, records, language, **{HOSTILE: HOSTILE, "command": HOSTILE})
+    return build_report(
+        verdict, build.protocol(), records, {**build.CAMPAIGN, HOSTILE: HOSTILE}, FRAME, language=language,
+        commands={"campaign": HOSTILE, "run": HOSTILE},
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("language", ["en", "ru"])
@@ -190,10 +198,12 @@ def test_tokens_by_source_and_regimes_are_in_the_tables(better: str) -> None:
     assert "32 MiB" in text
     assert "233 ms" in text
     assert "×0.152" in text
-    assert (
-        "kvtrial reproduce results/20261129T101500Z-offload_return-7f3a/runs/localhost/p01-1-control/record.json"
-        in text
-    )
+
+
+def test_commands_stand_to_be_copied(better: str) -> None:
+    said = Page(better).text
+    for command in COMMANDS.values():
+        assert command in said
 
 
 def test_runs_of_a_dropped_pair_are_listed_but_not_summed_up() -> None:

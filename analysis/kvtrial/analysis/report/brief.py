@@ -180,7 +180,7 @@ def _process(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, word
 
 
 def _service(verdict: Verdict, ladder: LadderResult | None, words: Words) -> str:
-    """What service requests got, apart from whether the server lived: of two arms the guards, of a ladder its levels."""
+    """What service requests got, apart from whether the server lived: the guards, and of a ladder its levels."""
     if ladder is None:
         guards = [item for item in verdict.comparisons if item.role == "guard" and item.metric != RAM]
         primary = answer.primary_of(verdict.comparisons)

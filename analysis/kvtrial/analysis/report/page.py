@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -11,10 +11,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from kvtrial.analysis import answer
+from kvtrial.analysis.history.model import History
 from kvtrial.analysis.lengths import LengthFit
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.report import brief, comparisons, conditions, fleet, gates, offload, preemption, top
-from kvtrial.analysis.report.history import History
 from kvtrial.analysis.report.selection import choose, clipped
 from kvtrial.analysis.report.words import Words, signs
 from kvtrial.record.protocol import Protocol
@@ -37,12 +37,14 @@ def build_report(
     history: History | None = None,
     fits: Sequence[LengthFit] = (),
     prices: Prices | None = None,
+    commands: Mapping[str, str] | None = None,
 ) -> str:
     """The report as HTML text: pure, the same input gives the same text.
 
     `records`: all runs, dropped and faulty ones too. `campaign`: what campaign.json holds. `history`: of earlier
     campaigns, if any. `fits`: from which prefix length on it pays, of this campaign and of others with other models.
-    `prices`: what the user pays, for the brief.
+    `prices`: what the user pays, for the brief. `commands`: what may be copied, by name (campaign, run, verdict,
+    report).
     Everything that comes from a host, a log or a user is escaped. Missing parts (no run, one run, NaN) are laid out as
     "not measured".
     """
@@ -82,7 +84,7 @@ def build_report(
         offload=offload.section(verdict, protocol, chosen, fits, words),
         preemption=preemption.section(verdict.ladder, protocol.control, chosen, words),
         fleet=fleet.section(verdict, chosen, history, words),
-        conditions=conditions.section(verdict, chosen, campaign, words),
+        conditions=conditions.section(verdict, chosen, campaign, commands or {}, words),
         brief=brief.brief_of(verdict, protocol, chosen, words, prices),
         summary_shape=None if summary_frame is None else summary_frame.shape,
     )
