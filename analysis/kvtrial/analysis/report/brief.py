@@ -148,7 +148,7 @@ def _profiles(ladder: LadderResult | None, protocol: Protocol, words: Words) -> 
 
 def _objective(profile: str, protocol: Protocol, words: Words) -> str:
     """What a profile asks of every level, in brackets; "" where the protocol does not say."""
-    declared = protocol.ladder.objectives.get(profile) if protocol.ladder is not None else None
+    declared = protocol.ladder.objectives.get(profile) if protocol.ladder else None
     if declared is None:
         return ""
     limits = [

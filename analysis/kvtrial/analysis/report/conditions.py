@@ -83,8 +83,21 @@ def _condition_groups(records: Sequence[RunRecord], words: Words) -> list[tuple[
 
 
 def _gpus(record: RunRecord) -> str:
-    gpus = [" ".join(str(value) for value in gpu.values()) for gpu in record.conditions.gpus]
-    return "; ".join(gpus) or "none"
+    return gpus_text(record.conditions.gpus) or "none"
+
+
+def gpus_text(gpus: Sequence[Mapping[str, Any]]) -> str:
+    """What GPUs there are: names with their numbers, memory and modes. Clocks, which move while it runs, are left out."""
+    alike: dict[str, int] = {}
+    for gpu in gpus:
+        memory = str(gpu.get("memory.total", ""))
+        size = answer.bytes_text(float(memory) * 2**20) if memory.isdecimal() else ""
+        mig, persistence = gpu.get("mig.mode.current"), gpu.get("persistence_mode")
+        modes = [f"MIG {mig.lower()}"] if isinstance(mig, str) and mig.lower() == "enabled" else []
+        modes += [f"persistence mode {persistence.lower()}"] if isinstance(persistence, str) and persistence else []
+        said = ", ".join([str(gpu.get("name", "unnamed GPU")), *filter(None, [size]), *modes])
+        alike[said] = alike.get(said, 0) + 1
+    return "; ".join(f"{count} × {said}" if count > 1 else said for said, count in alike.items())
 
 
 def _tiers(record: RunRecord) -> str:

@@ -9,6 +9,7 @@ itself, and the page's script shows them at once, also under a finger. The same 
 import html
 import io
 import math
+import os
 import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -132,6 +133,19 @@ def shown(label: str, limit: int = LABEL_CHARACTERS_MAX) -> str:
     """A label as drawn: printable, and short enough for the figure."""
     clean = "".join(character if character.isprintable() else " " for character in label)
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+
+
+def apart(labels: Sequence[str], limit: int = LABEL_CHARACTERS_MAX) -> list[str]:
+    """Labels short enough, and still different: what long ones end with in common goes, then their middle."""
+    clean = [shown(label, 10_000) for label in labels]
+    long = [label for label in clean if len(label) > limit]
+    end = os.path.commonprefix([label[::-1] for label in long])[::-1] if len(long) > 1 else ""
+    # Only whole parts of a name go.
+    end = end[end.index(".") :] if "." in end else ""
+    if end:
+        clean = [f"{label.removesuffix(end)}…" if label in long else label for label in clean]
+    half = (limit - 1) // 2
+    return [label if len(label) <= limit else f"{label[: limit - 1 - half]}…{label[-half:]}" for label in clean]
 
 
 def time_scale(largest: float, words: Words) -> tuple[float, str]:

@@ -11,6 +11,7 @@ from kvtrial.analysis.effect import differences, hodges_lehmann, log_ratios
 from kvtrial.analysis.fleet import OddHost, odd_hosts
 from kvtrial.analysis.history.model import ALL_HOSTS, ChangePoint, History, Series
 from kvtrial.analysis.report import figures, top
+from kvtrial.analysis.report.conditions import gpus_text
 from kvtrial.analysis.report.figures_history import history_plot, level_text
 from kvtrial.analysis.report.selection import HOSTS_SHOWN_MAX, Chosen, Plot, Row, Table, clipped, drawn
 from kvtrial.analysis.report.words import Words
@@ -27,7 +28,7 @@ DRIFTS: dict[str, Callable[[RunRecord], str]] = {
     "model": lambda record: f"{record.model.name} {record.model.revision}".strip(),
     "cpu": lambda record: f"{record.conditions.cpu_model}, {record.conditions.cpus}",
     "ram": lambda record: answer.bytes_text(record.conditions.ram_total_bytes),
-    "gpus": lambda record: "; ".join(" ".join(map(str, gpu.values())) for gpu in record.conditions.gpus),
+    "gpus": lambda record: gpus_text(record.conditions.gpus),
     "driver": lambda record: record.conditions.driver_version or "",
     "os": lambda record: record.conditions.os,
     "kernel": lambda record: record.conditions.kernel,

@@ -24,6 +24,7 @@ from kvtrial.record.verdict import Verdict
 UNIT_SPACE = re.compile(r"(?<=\d) (?=(?:%|ms|s|B|[KMGT]iB|pairs?|runs?)\b|%)")
 """The space between a number and its unit, where no line should break."""
 LONG_HEADLINE = 160
+SCRIPT_TEXTS = ("copy", "copied", "filter", "rows")
 
 
 def build_report(
@@ -51,7 +52,9 @@ def build_report(
     words = Words(language)
     environment = _environment(words)
     chosen = choose(protocol, records)
-    script = environment.get_template("report.js").render()
+    script = environment.get_template("report.js").render(
+        words={name: words(f"script.{name}") for name in SCRIPT_TEXTS}
+    )
     headline = top.headline(verdict, words)
     page = environment.get_template("page.html.j2").render(
         t=words,
