@@ -91,7 +91,7 @@ HISTORY: list[tuple[str, str, str, list[Query]]] = [
     ("Guards", "short", "None of them may be worse.",
      [('kvtrial_effect{protocol="$protocol", host=~"$host", role="guard"}', "{{host}}: {{metric}}, {{phase}}")]),
     ("Hosts that stand apart", "short",
-     "Spread of the hosts' primary effects at a time: largest / smallest where they are ratios, else largest - smallest.",
+     "Spread of the hosts' primary effects at a time: largest / smallest of ratios, largest - smallest of differences.",
      [(f'max by (metric) ({HOSTS_RATIO}) / min by (metric) ({HOSTS_RATIO})', "{{metric}}: largest / smallest"),
       (f'max by (metric) ({HOSTS_DIFFERENCE}) - min by (metric) ({HOSTS_DIFFERENCE})',
        "{{metric}}: largest - smallest")]),
@@ -101,14 +101,15 @@ HISTORY: list[tuple[str, str, str, list[Query]]] = [
      [('sum by (state) (kvtrial_runs{protocol="$protocol", host=~"$host"})', "{{state}}")]),
     ("Verdicts", "short", "One line a word; 1 while the newest campaign says so.",
      [('max by (host, verdict) (kvtrial_verdict_info{protocol="$protocol", host=~"$host"})', "{{host}}: {{verdict}}")]),
-    ("Alarms", "short", "Changes for the worse among the newest nights (kvtrial history --textfile); look at any above 0.",
+    ("Alarms", "short", "Changes for the worse among the newest nights, by kvtrial history --textfile.",
      [('kvtrial_history_alarms{protocol="$protocol", host=~"$host|all"}', "{{host}}")]),
     ("What alarms say", "short", "Level since the change over the level before, of every alarm.",
      [('kvtrial_history_alarm_ratio{protocol="$protocol", host=~"$host|all"}',
        "{{host}}: {{metric}}, {{phase}}, {{kind}} {{arm}}")]),
     ("Noise between servers of one configuration", "percentunit", "SD of the log ratio of an A/A pair; any protocol's.",
      [('kvtrial_history_noise_sd{host=~"$host"}', "{{host}}: {{metric}}, {{phase}} ({{protocol}})")]),
-    ("Nights in the history", "short", "A night that is missing stands still here.", [("kvtrial_history_nights", "nights")]),
+    ("Nights in the history", "short", "A night that is missing stands still here.",
+     [("kvtrial_history_nights", "nights")]),
 ]  # fmt: skip
 
 

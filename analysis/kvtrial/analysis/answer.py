@@ -60,6 +60,12 @@ SHORT_NAMES = {
     "e2e_median_seconds": "last token",
     "output_throughput_tokens_per_second": "throughput",
     "ram_used_peak_bytes": "peak RAM",
+    "e2e_p95_seconds": "last token (p95)",
+    "longest_gap_p95_seconds": "longest gap (p95)",
+    "stall_seconds_per_request": "time in stalls",
+    "queue_seconds_per_request": "time in the queue",
+    "preemptions_per_1000_requests": "preemptions",
+    "gpu_seconds_per_request": "GPU-seconds of a request",
 }
 SHORT_VERDICTS = {"BETTER": "better", "WORSE": "WORSE", "EQUIVALENT": "same", "INCONCLUSIVE": "undecided"}
 MECHANISM_SHOWN = "CPU engine: the mechanism was shown; the times say nothing about GPUs."
@@ -67,7 +73,7 @@ EVIDENCE_LIMITS = {
     "gpu": "GPU engine: a result holds for these hosts, this model and this mix of requests.",
     "cpu": "CPU engine: its times say nothing about GPUs.",
     "standin": "STAND-IN engine, for tests only: nothing here says anything about vLLM.",
-    None: "no run left a record: there is no evidence.",
+    None: "There is no evidence.",
 }
 PROOF_GATES = ("treatment_delivered", "prefix_evicted", "control_untreated")
 

@@ -75,6 +75,8 @@ def pairs_plot(verdict: Verdict, words: Words) -> Plot | None:
     if not pairs:
         return None
     metric = words.metric(primary.metric)
+    if words.is_english and answer.unit_of(primary) == PREEMPTIONS:
+        metric = PREEMPTIONS
     caption = words(
         "caption.paired",
         metric=metric[0].upper() + metric[1:],

@@ -87,7 +87,7 @@ def _gpus(record: RunRecord) -> str:
 
 
 def gpus_text(gpus: Sequence[Mapping[str, Any]]) -> str:
-    """What GPUs there are: names with their numbers, memory and modes. Clocks, which move while it runs, are left out."""
+    """What GPUs there are: how many of which name, memory and modes; clocks, which move in a run, are left out."""
     alike: dict[str, int] = {}
     for gpu in gpus:
         memory = str(gpu.get("memory.total", ""))

@@ -9,7 +9,6 @@ itself, and the page's script shows them at once, also under a finger. The same 
 import html
 import io
 import math
-import os
 import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -139,9 +138,9 @@ def apart(labels: Sequence[str], limit: int = LABEL_CHARACTERS_MAX) -> list[str]
     """Labels short enough, and still different: what long ones end with in common goes, then their middle."""
     clean = [shown(label, 10_000) for label in labels]
     long = [label for label in clean if len(label) > limit]
-    end = os.path.commonprefix([label[::-1] for label in long])[::-1] if len(long) > 1 else ""
-    # Only whole parts of a name go.
-    end = end[end.index(".") :] if "." in end else ""
+    # Only whole parts of a name go, as a domain that all hosts share.
+    ends = [label[at:] for label in long[:1] for at, letter in enumerate(label) if letter == "."]
+    end = next((end for end in ends if len(long) > 1 and all(label.endswith(end) for label in long)), "")
     if end:
         clean = [f"{label.removesuffix(end)}…" if label in long else label for label in clean]
     half = (limit - 1) // 2

@@ -74,8 +74,8 @@ def ladder_plot(ladder: LadderResult, words: Words, text: str) -> str | None:
                 ]
                 # Arms with the same value stand beside each other, so that none hides another.
                 aside = (index - (len(arms) - 1) / 2) * ASIDE
-                axes.plot([x + aside for x, _ in points], [y for _, y in points], LINES[index % len(LINES)], color=ARMS[index],
-                          linewidth=1.8, label=shown(arm.arm, 18))  # fmt: skip
+                axes.plot([x + aside for x, _ in points], [y for _, y in points], LINES[index % len(LINES)],
+                          color=ARMS[index], linewidth=1.8, label=shown(arm.arm, 18))  # fmt: skip
                 for x, y in points:
                     mark = axes.plot([x + aside], [y], MARKERS[index % len(MARKERS)], color=ARMS[index], markersize=5,
                                      clip_on=False)  # fmt: skip
@@ -154,7 +154,7 @@ def time_line_plot(points: Sequence[PressurePoint], words: Words, title: str, te
         preempted.set_ylim(bottom=0)
         number_axis(preempted.yaxis, words, 4, whole=True)
         heading(preempted, words("figure.preempted"))
-        preempted.set_xlim(0, max(seconds) or 1)
+        preempted.set_xlim(0, 1.02 * max(seconds) or 1)
         number_axis(preempted.xaxis, words)
         for axes in drawing.panels:
             axes.grid(axis="y")

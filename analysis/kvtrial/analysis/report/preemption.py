@@ -92,7 +92,8 @@ def _change(arm: ArmLadder, words: Words) -> Row:
             cost += "\n" + words("change.per_unit", rate=rate)
     onset = words.whole(arm.onset_measured) if arm.onset_measured is not None else words("change.no_onset")
     reached = "\n".join(
-        f"{words.or_else(f'profile.{entry.profile}', entry.profile)}: {entry.concurrency if entry.concurrency is not None else words('change.none')}"
+        f"{words.or_else(f'profile.{entry.profile}', entry.profile)}: "
+        + (words("change.none") if entry.concurrency is None else words.whole(entry.concurrency))
         for entry in arm.reached
     )
     state = {True: words("change.is_moved"), False: words("change.not_moved"), None: words("change.unknown")}[arm.moved]
