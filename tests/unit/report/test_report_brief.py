@@ -52,9 +52,10 @@ def test_what_was_not_measured_is_listed() -> None:
     assert "Money" not in ladder_brief(PRICES)
 
 
-@pytest.mark.parametrize("verdict", [build.invalid(), build.inconclusive(), build.engine_fault()])
-def test_every_verdict_has_a_brief_of_half_a_page(verdict: Verdict) -> None:
-    said = brief(verdict)
+@pytest.mark.parametrize("language", ["en", "ru"])
+@pytest.mark.parametrize("verdict", [build.verdict(), build.invalid(), build.inconclusive(), build.engine_fault()])
+def test_every_verdict_has_a_brief_of_half_a_page(verdict: Verdict, language: str) -> None:
+    said = brief(verdict, language)
     assert verdict.verdict in said
     assert len(said.split()) < 400
 

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import report_builder as build
 from kvtrial.analysis.report import build_report
+from kvtrial.analysis.report.words import Words
 from kvtrial.record.record import RunRecord
 from kvtrial.record.verdict import Verdict
 
@@ -78,19 +79,21 @@ def assert_offline(page: str) -> None:
     assert not re.search(r"url\((?!#)", page)
 
 
+@pytest.mark.parametrize("language", ["en", "ru"])
 @pytest.mark.parametrize(
     "verdict",
     [build.verdict(), build.inconclusive(), build.invalid(), build.engine_fault()],
     ids=lambda verdict: verdict.verdict,
 )
-def test_the_word_and_its_reason_stand_on_top_of_every_verdict(verdict: Verdict) -> None:
-    page = Page(render(verdict))
+def test_the_word_and_its_reason_stand_on_top_of_every_verdict(verdict: Verdict, language: str) -> None:
+    page = Page(render(verdict, language=language))
+    words = Words(language)
     assert page.open == []
-    top = page.text[: page.text.index("Checks: may these numbers be used?")]
+    top = page.text[: page.text.index(words("gates.title"))]
     assert verdict.verdict in top
     assert verdict.reason[1:] in top.replace("\u00a0", " ")
-    assert "evidence: real engine on a CPU" in top
-    assert "Next:" in top
+    assert f"{words('evidence')}: {words('evidence.cpu')}" in top
+    assert f"{words('next')}:" in top
 
 
 def test_it_opens_offline(better: str) -> None:

@@ -1,15 +1,20 @@
 import re
 from pathlib import Path
 from string import Formatter
+from typing import get_args
 
 import pytest
 import report_builder as build
 import yaml
-from kvtrial.analysis import report
+from kvtrial.analysis import answer, report
 from kvtrial.analysis.gates import GATES
 from kvtrial.analysis.report.gates import gate_rows
+from kvtrial.analysis.report.preemption import MEASURES
 from kvtrial.analysis.report.words import Words, catalogue, signs
 from kvtrial.record.errors import UnusableInput
+from kvtrial.record.ladder import Pattern
+from kvtrial.record.protocol import Objective
+from kvtrial.record.verdict import Word
 from ladder_builder import ladder_page
 from test_report_fleet import fleet_page
 from test_report_page import Page, render
@@ -39,6 +44,36 @@ def test_every_text_that_is_asked_for_is_there() -> None:
         asked |= set(re.findall(r'\b(?:words|t)\(\s*"([a-z0-9_.A-Z]+)"', path.read_text()))
     assert len(asked) > 150
     assert {name for name in asked if not name.endswith(".")} <= set(catalogue("en"))
+
+
+def test_every_text_is_asked_for_by_name_or_by_its_family() -> None:
+    source = "".join(path.read_text() for path in [*ROOM.glob("*.py"), *ROOM.glob("templates/*.j2")])
+    families = set(re.findall(r"""f["']([a-z_]+\.(?:[a-z_]+\.?)?)\{""", source))
+    families |= set(re.findall(r'"([a-z_]+\.)" ~', source))
+    families |= {"n.", "n.cost.", "next.", "size."}
+    asked = set(re.findall(r"""["']([a-z0-9_]+(?:\.[A-Za-z0-9_ ]+)*)["']""", source))
+    unused = [
+        name
+        for name in catalogue("en")
+        if name not in asked and not any(name.startswith(family) for family in families)
+    ]
+    assert unused == []
+
+
+def test_every_member_of_a_family_is_there() -> None:
+    for language in ("en", "ru"):
+        words = Words(language)
+        for family, members in {
+            "evidence.": ["gpu", "cpu", "standin", "none"],
+            "limit.": ["gpu", "cpu", "cpu_shown", "standin", "none"],
+            "state.": get_args(answer.GateState),
+            "means.": get_args(Word),
+            "level.": MEASURES,
+            "outcome.": ["completed", "engine_fault", "environment_fault"],
+            "pattern.": get_args(Pattern),
+            "objective.": Objective.__struct_fields__,
+        }.items():
+            assert [name for name in members if not words.has(f"{family}{name}")] == [], family
 
 
 def test_every_gate_is_explained_and_nothing_else_is() -> None:
