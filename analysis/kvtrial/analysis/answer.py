@@ -100,7 +100,10 @@ def seconds_text(value: float | None, *, signed: bool = False) -> str:
         return f"{sign}{size:.3g} s"
     minutes, rest = divmod(round(size), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{sign}{hours} h {minutes} min" if hours else f"{sign}{minutes} min {rest} s"
+    whole, part = (f"{hours} h", f" {minutes} min" if minutes else "") if hours else (
+        f"{minutes} min", f" {rest} s" if rest else ""
+    )  # fmt: skip
+    return f"{sign}{whole}{part}"
 
 
 def bytes_text(value: float | None, *, signed: bool = False) -> str:

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from from_npm import NotThereError, node_modules
 
+PRINTER_SCALE = 72 / 300
+"""Points a dot of what Chromium prints with."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 ASK_LAYOUT = """
 const boxes = [];
@@ -86,7 +88,7 @@ def asked(page: str, script: str, folder: Path, *, width: int = 1240, dark: bool
 
 
 def printed(page: str, folder: Path) -> tuple[int, float]:
-    """(sheets, points a pixel) of the page as a PDF. 0.75 is full size; less was shrunk to bring in what is too wide."""
+    """(sheets, points a pixel) of the page as a PDF. 0.75 is full size; less was shrunk to bring in what is wide."""
     path, target = folder / "page.html", folder / "page.pdf"
     path.write_text(page, encoding="utf-8")
     _run(path, folder, "--no-pdf-header-footer", f"--print-to-pdf={target}")
@@ -96,8 +98,9 @@ def printed(page: str, folder: Path) -> tuple[int, float]:
         with contextlib.suppress(zlib.error):
             drawn = zlib.decompress(stream)
             found = re.findall(rb"^([\d.]+) 0 0 -?[\d.]+ [-\d.]+ [-\d.]+ cm", drawn, flags=re.MULTILINE)
-            # The sheet's own matrix, and in it that of the page.
-            scales += [float(found[0]) * float(found[1])] if len(found) > 1 else []
+            # The sheet's own matrix, by which a page is known (glyphs have others), and in it that of the page.
+            if len(found) > 1 and abs(float(found[0]) - PRINTER_SCALE) < 1e-3:
+                scales.append(float(found[0]) * float(found[1]))
     return len(re.findall(rb"/Type\s*/Page[^s]", raw)), min(scales)
 
 

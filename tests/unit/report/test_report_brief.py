@@ -160,3 +160,11 @@ def test_a_length_has_its_words() -> None:
 def test_a_profile_says_what_it_asks() -> None:
     assert "95 % get their first token within" in ladder_brief()
     assert "at most 0 preempted per 1,000" in ladder_brief()
+
+
+def test_a_break_even_that_is_no_number_is_named_as_not_measured() -> None:
+    even = build.verdict().break_even
+    assert even is not None
+    nan = msgspec.structs.replace(even, hit_share=float("nan"))
+    assert "From which share of returning requests on a tier pays" in brief(build.verdict(break_even=nan))
+    assert "From which share of returning requests on a tier pays" not in brief(build.verdict())

@@ -61,7 +61,7 @@ def test_comparisons_of_one_phase_are_told_apart_by_their_arms_and_marked_by_the
     plot = effects_plot(items, Words("en"))
     assert plot is not None
     for arm, against, _ in pairs:
-        assert f"{arm} / {against}: first token" in plot.svg
+        assert f"{arm} / {against}:" in plot.svg
     assert "var(--good)" in plot.svg
     assert "var(--bad)" in plot.svg
     throughput = effects_plot([build.comparison(metric="output_throughput_tokens_per_second")], Words("en"))

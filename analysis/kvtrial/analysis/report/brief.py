@@ -92,7 +92,7 @@ def _answer(verdict: Verdict, words: Words) -> str:
     found = top.headline(verdict, words)
     primary = answer.primary_of(verdict.comparisons)
     if verdict.verdict == "INCONCLUSIVE" and primary is not None and not top.headline_is_quoted(verdict):
-        found = words("head.inconclusive", effect=top.effect_words(primary, words))
+        found = top.as_measured(primary, words)
     return f"{verdict.verdict} ({words(f'means.{verdict.verdict}')}). {found} {top.evidence_limit(verdict, words)}"
 
 
@@ -329,7 +329,7 @@ def _unmeasured(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, w
         ("gpu", verdict.evidence != "gpu"),
         ("ladder", ladder is None),
         ("costs", ladder is not None and not any(arm.costs for arm in ladder.arms)),
-        ("even", verdict.break_even is None or verdict.break_even.hit_share is None),
+        ("even", verdict.break_even is None or not answer.is_number(verdict.break_even.hit_share)),
         ("vram", not any(sample.vram_used_peak_bytes for sample in samples)),
         ("quality", primary is not None and primary.quality == "not_compared"),
         ("calibration", any(record.calibration is None for record in chosen.records)),

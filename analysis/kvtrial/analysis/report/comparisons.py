@@ -11,6 +11,8 @@ from kvtrial.analysis.report.words import Words
 from kvtrial.record.verdict import ComparisonResult, Verdict
 
 PREEMPTIONS = "preemptions per 1,000 requests"
+LABEL_LINE_MAX = 36
+LINE_BREAK = "\n"
 ROLES = ("primary", "guard", "secondary")
 
 
@@ -113,9 +115,11 @@ def effects_plot(comparisons: Sequence[ComparisonResult], words: Words) -> Plot 
         other = f" – {item.against_phase}" if item.against_phase else ""
         arms = (f"{item.arm} / {item.against}" if opponents else item.arm) if several else ""
         where = f"{item.phase}{other}" if phases or not several else ""
-        label = f"{', '.join(filter(None, [arms, where]))}: {words.short_metric(item.metric)}"
+        metric = words.short_metric(item.metric)
         if find_metric(item.metric).better == "higher":
-            label += f" {words('figure.more_is_better')}"
+            metric += f" {words('figure.more_is_better')}"
+        place = ", ".join(filter(None, [arms, where]))
+        label = f"{place}:{LINE_BREAK if len(place) + len(metric) > LABEL_LINE_MAX else ' '}{metric}"
         rows.append(
             figures.ForestRow(
                 label, item.effect, item.ci_low, item.ci_high, item.margin,

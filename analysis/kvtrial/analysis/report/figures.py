@@ -133,7 +133,12 @@ def forest_plot(
         return None
     dense = len(drawn) > 30
     height = 0.17 if dense else 0.46
-    labels = apart([row.label for row in drawn], FOREST_LABEL_MAX)
+    names = apart([row.label for row in drawn], FOREST_LABEL_MAX)
+    # A label of two lines is kept so: there is room where rows are few.
+    labels = [
+        "\n".join(shown(line, FOREST_LABEL_MAX) for line in row.label.split("\n")) if "\n" in row.label else name
+        for row, name in zip(drawn, names, strict=True)
+    ]
     with style():
         drawing = Drawing(name, words, 0.75 + max(3, len(drawn)) * height)
         axes = drawing.axes
@@ -152,7 +157,7 @@ def forest_plot(
             marks += axes.plot([row.effect], [y], marker, color=color, markersize=3.5 if dense else 7, zorder=2,
                                clip_on=False)  # fmt: skip
             span = f" ({bounds[0]:.3g} – {bounds[1]:.3g})" if len(bounds) == 2 else ""
-            drawing.tip(marks, row.tip or f"{row.label}: {words.local(f'×{row.effect:.3g}{span}')}")
+            drawing.tip(marks, row.tip or f"{shown(row.label)}: {words.local(f'×{row.effect:.3g}{span}')}")
             values += [row.effect, *bounds]
         axes.axvline(1.0, color=QUIET, linewidth=1, zorder=0)
         room = max(1.05, (max(values) / min(values)) ** 0.04)

@@ -24,7 +24,7 @@ def headline(verdict: Verdict, words: Words) -> str:
         return words("head.invalid_gate", gate=gate, meaning=words.or_else(f"gate.{gate}", "–"))
     assert primary is not None
     if verdict.verdict == "INCONCLUSIVE":
-        return words("head.inconclusive", effect=effect_words(primary, words))
+        return as_measured(primary, words)
     if verdict.verdict == "EQUIVALENT":
         return words(
             "head.equivalent",
@@ -34,6 +34,12 @@ def headline(verdict: Verdict, words: Words) -> str:
             what=_what(primary, words),
         )
     return effect_words(primary, words)
+
+
+def as_measured(comparison: ComparisonResult, words: Words) -> str:
+    """An effect that is not shown yet, in a sentence."""
+    effect = effect_words(comparison, words)
+    return words("head.inconclusive", effect=effect[:1].lower() + effect[1:])
 
 
 def headline_is_quoted(verdict: Verdict) -> bool:
@@ -277,7 +283,7 @@ def _elsewhere(verdict: Verdict, words: Words) -> str:
     undecided = sum(item.verdict in ("INCONCLUSIVE", "INVALID") for item in guards)
     summary = "worse" if worse else "undecided" if undecided else "none"
     count = words(f"answer.guards_{summary}", worse=worse, undecided=undecided, guards=len(guards))
-    return f"{count}: {_guards(guards, words)}."
+    return f"{_capital(count)}: {_guards(guards, words)}."
 
 
 def _guards(guards: Sequence[ComparisonResult], words: Words) -> str:
