@@ -211,7 +211,7 @@ def test_what_is_no_history_is_refused_in_a_sentence(tmp_path: Path, given: obje
     assert str(refused.value).endswith(".")
 
 
-@pytest.mark.parametrize(("language", "label"), [("en", "arm / against"), ("ru", "плечо / то, с чем сравнивается")])
+@pytest.mark.parametrize(("language", "label"), [("en", "arm / against"), ("ru", "отношение плеч")])
 def test_the_linear_axis_of_the_history_is_not_called_logarithmic(language: str, label: str) -> None:
     assert catalogue(language)["axis.effect_linear"] == label
     source = Path(figures_history.__file__).read_text()

@@ -172,7 +172,8 @@ def forest_plot(
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.set_ylim(-0.6, len(drawn) - 0.4)
-        axes.set_xlabel(axis)
+        # From the right edge to the left, where the labels leave room: the axes of long labels are narrow.
+        axes.set_xlabel(axis, loc="right")
         return drawing.svg(title, description)
 
 
