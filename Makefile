@@ -2,7 +2,7 @@
 #   make experiment [ARGS='-e kvtrial_pairs=2']     make setup PYTHON=/usr/bin/python3.12
 SHELL := /bin/bash
 .DEFAULT_GOAL := experiment
-.PHONY: setup test-setup experiment run-experiment test test-full lint lock bench-client bench-fleet bench-fleet-statistics bench-analysis bench-report clean
+.PHONY: setup test-setup experiment run-experiment test test-full lint lock bench-client bench-fleet bench-fleet-statistics bench-analysis bench-report reports clean
 
 # Which Python makes .venv; empty: 3.11 if it is there, else 3.12 or 3.13, each with its own lock.
 PYTHON ?=
@@ -77,6 +77,10 @@ bench-fleet-statistics: test-setup
 # Summaries and verdict of 1,000 hosts × 16 runs × 2,000 requests, generated: time and memory; some six minutes of one core.
 bench-analysis: test-setup
 	@$(BIN)/python tests/bench/analysis.py $(if $(filter command line,$(origin HOSTS)),$(HOSTS))
+
+# The committed reports of docs/results, drawn anew by this release.
+reports: setup
+	@$(BIN)/python docs/results/reports.py
 
 # What a report takes to build for 100 hosts with 16 runs each; fails above 10 s.
 bench-report: test-setup

@@ -78,6 +78,10 @@ ENGINES: list[tuple[str, str, str, list[Query]]] = [
 ]  # fmt: skip
 
 PRIMARY = 'protocol="$protocol", host=~"$host", role="primary"'
+HOSTS_RATIO, HOSTS_DIFFERENCE = (
+    f'kvtrial_effect{{protocol="$protocol", host!="all", role="primary", scale="{scale}"}}'
+    for scale in ("ratio", "difference")
+)
 HISTORY: list[tuple[str, str, str, list[Query]]] = [
     ("Primary effect", "short", "Arm / against, or the difference; below 1 (or 0) the arm's value is lower.",
      [(f"kvtrial_effect{{{PRIMARY}}}", "{{host}}: {{arm}} / {{against}}, {{phase}}")]),
@@ -86,15 +90,26 @@ HISTORY: list[tuple[str, str, str, list[Query]]] = [
       (f"kvtrial_effect_ci_high{{{PRIMARY}}}", "{{host}} high")]),
     ("Guards", "short", "None of them may be worse.",
      [('kvtrial_effect{protocol="$protocol", host=~"$host", role="guard"}', "{{host}}: {{metric}}, {{phase}}")]),
-    ("Hosts that stand apart", "short", "Spread of the hosts' primary effects at a time: largest / smallest.",
-     [('max(kvtrial_effect{protocol="$protocol", host!="all", role="primary"}) / '
-       'min(kvtrial_effect{protocol="$protocol", host!="all", role="primary"})', "largest / smallest")]),
+    ("Hosts that stand apart", "short",
+     "Spread of the hosts' primary effects at a time: largest / smallest of ratios, largest - smallest of differences.",
+     [(f'max by (metric) ({HOSTS_RATIO}) / min by (metric) ({HOSTS_RATIO})', "{{metric}}: largest / smallest"),
+      (f'max by (metric) ({HOSTS_DIFFERENCE}) - min by (metric) ({HOSTS_DIFFERENCE})',
+       "{{metric}}: largest - smallest")]),
     ("Gates that failed", "short", "Any above 0 makes the verdict INVALID there.",
      [('count by (gate) (kvtrial_gate_passed{protocol="$protocol", host=~"$host"} == 0)', "{{gate}}")]),
     ("Runs", "short", "Planned, valid, dropped, engine faults.",
      [('sum by (state) (kvtrial_runs{protocol="$protocol", host=~"$host"})', "{{state}}")]),
     ("Verdicts", "short", "One line a word; 1 while the newest campaign says so.",
      [('max by (host, verdict) (kvtrial_verdict_info{protocol="$protocol", host=~"$host"})', "{{host}}: {{verdict}}")]),
+    ("Alarms", "short", "Changes for the worse among the newest nights, by kvtrial history --textfile.",
+     [('kvtrial_history_alarms{protocol="$protocol", host=~"$host|all"}', "{{host}}")]),
+    ("What alarms say", "short", "Level since the change over the level before, of every alarm.",
+     [('kvtrial_history_alarm_ratio{protocol="$protocol", host=~"$host|all"}',
+       "{{host}}: {{metric}}, {{phase}}, {{kind}} {{arm}}")]),
+    ("Noise between servers of one configuration", "percentunit", "SD of the log ratio of an A/A pair; any protocol's.",
+     [('kvtrial_history_noise_sd{host=~"$host"}', "{{host}}: {{metric}}, {{phase}} ({{protocol}})")]),
+    ("Nights in the history", "short", "A night that is missing stands still here.",
+     [("kvtrial_history_nights", "nights")]),
 ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ ROLES = sorted(p.name for p in ROOT.glob("roles/*") if p.is_dir())
 PHASES = ("preflight", "install", "configure", "verify")
 PLUGINS = [
     (kind, path.stem)
-    for kind, folder in (("module", "modules"), ("callback", "callback"), ("filter", "filter"))
+    for kind, folder in (("module", "modules"), ("callback", "callback"), ("filter", "filter"), ("lookup", "lookup"))
     for path in sorted((ROOT / "plugins" / folder).glob("*.py"))
 ]
 

@@ -32,6 +32,10 @@ MIX_SUBJECTS = {
     "mix": "a request of the declared mix",
     "trace": "a request of the trace",
 }
+OF_LENGTH = re.compile(r"(return|noload_return|gpu_hit|miss|populate)_(\d+k)")
+"""Phases of one length of prefix, in thousands of tokens."""
+TOGETHER = re.compile(r"(\w+)_together")
+"""Phases whose requests are sent several at once."""
 METRIC_NAMES = {
     "ttft_mean_seconds": "mean time to first token",
     "ttft_median_seconds": "median time to first token",
@@ -56,6 +60,12 @@ SHORT_NAMES = {
     "e2e_median_seconds": "last token",
     "output_throughput_tokens_per_second": "throughput",
     "ram_used_peak_bytes": "peak RAM",
+    "e2e_p95_seconds": "last token (p95)",
+    "longest_gap_p95_seconds": "longest gap (p95)",
+    "stall_seconds_per_request": "time in stalls",
+    "queue_seconds_per_request": "time in the queue",
+    "preemptions_per_1000_requests": "preemptions",
+    "gpu_seconds_per_request": "GPU-seconds of a request",
 }
 SHORT_VERDICTS = {"BETTER": "better", "WORSE": "WORSE", "EQUIVALENT": "same", "INCONCLUSIVE": "undecided"}
 MECHANISM_SHOWN = "CPU engine: the mechanism was shown; the times say nothing about GPUs."
@@ -63,7 +73,7 @@ EVIDENCE_LIMITS = {
     "gpu": "GPU engine: a result holds for these hosts, this model and this mix of requests.",
     "cpu": "CPU engine: its times say nothing about GPUs.",
     "standin": "STAND-IN engine, for tests only: nothing here says anything about vLLM.",
-    None: "no run left a record: there is no evidence.",
+    None: "There is no evidence.",
 }
 PROOF_GATES = ("treatment_delivered", "prefix_evicted", "control_untreated")
 
@@ -90,7 +100,10 @@ def seconds_text(value: float | None, *, signed: bool = False) -> str:
         return f"{sign}{size:.3g} s"
     minutes, rest = divmod(round(size), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{sign}{hours} h {minutes} min" if hours else f"{sign}{minutes} min {rest} s"
+    whole, part = (f"{hours} h", f" {minutes} min" if minutes else "") if hours else (
+        f"{minutes} min", f" {rest} s" if rest else ""
+    )  # fmt: skip
+    return f"{sign}{whole}{part}"
 
 
 def bytes_text(value: float | None, *, signed: bool = False) -> str:
@@ -179,6 +192,10 @@ def phase_subject(phase: str) -> str:
     """What a phase asks for: "an evicted prefix", "a request of a mix in which 25 % return to an evicted prefix"."""
     if mix := MIX.fullmatch(phase):
         return f"a request of a mix in which {int(mix[1])} % return to an evicted prefix"
+    if found := OF_LENGTH.fullmatch(phase):
+        return f"{phase_subject(found[1])} ({found[2]} tokens)"
+    if found := TOGETHER.fullmatch(phase):
+        return f"{phase_subject(found[1])}, several asked for at once"
     return PHASE_SUBJECTS.get(phase) or MIX_SUBJECTS.get(phase) or f"phase {phase}"
 
 

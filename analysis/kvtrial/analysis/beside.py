@@ -165,6 +165,7 @@ def lines(found: Beside) -> list[str]:
         word = {True: "intervals apart", False: "intervals meet", None: ""}[pair.apart]
         name = f"{pair.phase} {answer.SHORT_NAMES.get(pair.metric, pair.metric)}, {pair.arm}/{pair.against}"
         rows.append((name, _cell(pair.a), _cell(pair.b), word))
+    rows += _deciding_rows(found)
     rows += [(f"gate {entry.what}", entry.a, entry.b, "differs") for entry in found.gates]
     rows += [(entry.what, _short(entry.a), _short(entry.b), "differs") for entry in found.pins]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -174,10 +175,23 @@ def lines(found: Beside) -> list[str]:
     return [*table, *(f"Note: {said}." for said in found.comparable), NOT_INTERLEAVED]
 
 
+def _deciding_rows(found: Beside) -> list[tuple[str, str, str, str]]:
+    """What decides in either campaign, beside each other, where their names keep it in two rows."""
+    a = next((pair.a for pair in found.comparisons if pair.a is not None and pair.a.role == "primary"), None)
+    b = next((pair.b for pair in found.comparisons if pair.b is not None and pair.b.role == "primary"), None)
+    if a is None or b is None or _key(a) == _key(b) or (a.metric, a.effect_scale) != (b.metric, b.effect_scale):
+        return []
+    word = {True: "intervals apart", False: "intervals meet", None: ""}[_apart(a, b)]
+    names = " beside ".join(f"{item.phase}, {item.arm}/{item.against}" for item in (a, b))
+    return [(f"deciding {answer.SHORT_NAMES.get(a.metric, a.metric)}: {names}", _cell(a), _cell(b), word)]
+
+
 def _cell(item: ComparisonResult | None) -> str:
     if item is None:
         return "–"
-    return f"{answer.effect_text(item)} ({answer.interval_text(item)}) {item.verdict}"
+    text = f"{answer.effect_text(item)} ({answer.interval_text(item)}) {item.verdict}"
+    # The row's name has said what is counted.
+    return text.replace(f" {item.unit}", "") if item.effect_scale == "difference" else text
 
 
 def _short(text: str, limit: int = 48) -> str:

@@ -56,13 +56,15 @@ from kvtrial.record.verdict import Verdict
 from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
 
 if TYPE_CHECKING:
+    from kvtrial.analysis.history.model import History
     from kvtrial.analysis.lengths import LengthFit
-    from kvtrial.analysis.report.history import History
 
 EXIT_STATUS = {"INVALID": 4, "INCONCLUSIVE": 3}
 UNUSABLE = 2
 HISTORY = "history"
 """The folder beside the campaigns that holds the history of all of them."""
+HISTORY_FILES_MAX = 4000
+"""Up to so many files (a host's night each) the end of a campaign reads the history by itself."""
 SAME_NUMBER = 1e-9
 """Relative difference up to which two forms of one number are the same."""
 KEPT_OF_A_HOST = (
@@ -88,7 +90,8 @@ class Asked(Struct, frozen=True):
 class Campaign(Struct, frozen=True):
     """campaign.json: what was decided, once, and from what. `asked` None: made by a release that did not keep it.
 
-    `campaign_of`: of a campaign put together from parts, the id that the records of each host bear.
+    `campaign_of`: of a campaign put together from parts, the id that the records of each host bear. `command`: what was
+    typed, without secrets; empty where nobody knows.
     """
 
     schema_version: str
@@ -101,6 +104,7 @@ class Campaign(Struct, frozen=True):
     prices: Prices | None = None
     asked: Asked | None = None
     campaign_of: dict[str, str] = {}
+    command: list[str] = []
 
 
 class PlannedRun(Protocol_):
@@ -319,6 +323,7 @@ def _create(results: Path, request: Request, plan: Plan, digest: str) -> Campaig
         own_hit_share=request.own_hit_share,
         prices=request.prices,
         asked=_asked(request),
+        command=request.command,
     )  # fmt: skip
     (results / name).mkdir()
     write_atomically(results / name / "campaign.json", msgspec.json.format(msgspec.json.encode(campaign), indent=1))
@@ -795,15 +800,18 @@ def write_outputs(
     language: str = "en",
     history: "History | None" = None,
     beside: "Sequence[LengthFit]" = (),
+    arguments: Sequence[str] = (),
 ) -> None:
     """Write verdict.json, summary.csv/.parquet, metrics.prom, report.html and brief.md.
 
     `language`, `history`: of the report. `beside`: fits over lengths of other campaigns, shown with its own.
+    `arguments`: those of kvtrial report that gave them, for whoever makes the page again.
     """
     # pandas and matplotlib take over a second to import: planning and sweeping go without.
     from kvtrial.analysis.export import write_summary
     from kvtrial.analysis.lengths import fits_of
     from kvtrial.analysis.report import build_brief, build_report
+    from kvtrial.analysis.reproduce import commands_of
     from kvtrial.analysis.summary import to_frame
 
     campaign = read_campaign(directory)
@@ -816,9 +824,12 @@ def write_outputs(
              "plan_sha256": campaign.plan_sha256, "pins": campaign.pins}  # fmt: skip
     models = {host.host: host.model.name for host in campaign.plan.hosts}
     fits = [*fits_of(campaign.campaign, protocol, verdict, models), *beside]
-    page = build_report(verdict, protocol, records, about, frame, language=language, history=history, fits=fits)
+    page = build_report(
+        verdict, protocol, records, about, frame, language=language, history=history, fits=fits,
+        prices=campaign.prices, commands=commands_of(directory, campaign, records, language, arguments),
+    )  # fmt: skip
     write_atomically(directory / "report.html", page.encode())
-    brief = build_brief(verdict, protocol, records, language=language)
+    brief = build_brief(verdict, protocol, records, language=language, prices=campaign.prices)
     write_atomically(directory / "brief.md", brief.encode())
 
 
@@ -827,6 +838,24 @@ def _into_history(directory: Path, verdict: Verdict) -> None:
     from kvtrial.analysis.history.store import add
 
     add(directory.resolve().parent / HISTORY, directory, verdict=verdict)
+
+
+def _history_beside(directory: Path, protocol: str) -> "History | None":
+    """What the history beside a campaign says of its protocol; None of a single night, or where it can't be read.
+
+    None too of so many files that reading them would keep a campaign waiting: kvtrial report --history takes them.
+    """
+    from kvtrial.analysis.history.file import read_history
+    from kvtrial.analysis.history.store import files_of
+
+    store = directory.resolve().parent / HISTORY
+    try:
+        if len(files_of(store, protocol=protocol)) > HISTORY_FILES_MAX:
+            return None
+        history = read_history(store, protocol)
+    except UnusableInput:
+        return None
+    return history if len(history.nights) > 1 else None
 
 
 @disk_errors_said()
@@ -850,8 +879,10 @@ def conclude(
         planned = {host.host for host in campaign.plan.hosts}
         write_atomically(directory / "lost.json", msgspec.json.encode(sorted(set(lost_hosts) - planned)))
     verdict = analyze(directory)
-    write_outputs(directory, verdict)
-    _into_history(directory, verdict)
+    try:
+        _into_history(directory, verdict)
+    finally:
+        write_outputs(directory, verdict, history=_history_beside(directory, verdict.protocol))
     status = EXIT_STATUS.get(verdict.verdict, 0)
     why, unfinished = cause(verdict), ""
     if read_stopped(directory) is None and not is_complete(directory, campaign):

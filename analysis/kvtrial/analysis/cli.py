@@ -72,16 +72,20 @@ def summarise(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> int:
     """Write report.html and brief.md of a campaign, in English or Russian."""
+    from kvtrial.analysis.history.file import read_history
     from kvtrial.analysis.lengths import fit_campaign
-    from kvtrial.analysis.report.history import read_history
 
     verdict = campaigns.analyze(options.campaign)
     campaigns.write_outputs(
         options.campaign,
         verdict,
         language=options.lang,
-        history=None if options.history is None else read_history(options.history),
+        history=None if options.history is None else read_history(options.history, verdict.protocol),
         beside=[fit for directory in options.beside for fit in fit_campaign(directory)],
+        arguments=[
+            *(["--history", str(options.history)] if options.history else []),
+            *(["--beside", *map(str, options.beside)] if options.beside else []),
+        ],
     )
     print(options.campaign / "report.html")
     return 0
@@ -247,7 +251,7 @@ def _parser() -> argparse.ArgumentParser:
     reported.add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
     reported.add_argument("--lang", choices=("en", "ru"), default="en", help="language of report.html and brief.md")
     reported.add_argument(
-        "--history", type=Path, metavar="FILE.json", help="earlier campaigns with their change points"
+        "--history", type=Path, metavar="STORE", help="earlier campaigns: results/history, or what history --json wrote"
     )
     reported.add_argument("--beside", type=Path, nargs="+", default=[], metavar="CAMPAIGN", help=BESIDE)
     compared = command("compare", compare)

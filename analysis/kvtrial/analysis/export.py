@@ -21,11 +21,11 @@ def command(options: argparse.Namespace) -> int:
     sources, form, output = options.source, options.format, options.output
     is_history = len(sources) == 1 and not (sources[0] / "campaign.json").is_file() and sources[0].is_dir()
     if options.requests or is_history:
-        what = "the requests" if options.requests else f"{sources[0]}, a history,"
+        what = "requests" if options.requests else f"the rows of {sources[0]}, which is a history,"
         if form not in ("csv", "parquet"):
-            raise UnusableInput(f"--format {form} is not for {what}: rows are csv or parquet.")
+            raise UnusableInput(f"--format {form}: {what} are written as csv or parquet; give one of the two.")
         if output is None:
-            raise UnusableInput(f"{what} may be larger than memory and go into a file; give -o FILE.")
+            raise UnusableInput(f"{what} may be more than fits into memory, so they go into a file; give -o FILE.")
         rows = export_requests(sources, form, output) if options.requests else export_history(sources[0], form, output)
         print(f"{output}: {rows:,} rows")
         return 0

@@ -69,7 +69,7 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
 
     `trace`: the file of requests to replay, relative to `working_dir`, where the user stands. `ladder`, `objectives`
     and `prices` are for protocols with a ladder: its levels, objectives by name beside or over the protocol's,
-    and what the user pays.
+    and what the user pays. `command`: what was typed, without secrets.
     """
 
     protocol: str
@@ -91,6 +91,7 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
     ladder: list[int] | None = None
     objectives: dict[str, Objective] = {}
     prices: Prices | None = None
+    command: list[str] = []
 
 
 def read_request(raw: dict[str, Any]) -> Request:

@@ -2,12 +2,14 @@
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from kvtrial.analysis.campaign import Campaign, check_digests, read_campaign
+from kvtrial.analysis.commandline import REDACTED
 from kvtrial.analysis.protocols import is_path
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import HostPlan, PoissonPlan, TracePlan, files_of_traces
@@ -46,8 +48,14 @@ def reproduce(path: Path) -> list[str]:
         f"{record.conditions.driver_version or 'none'}",
         "",
         "# the whole campaign, same seed and prompts, with the inventory of that campaign; add its -i:",
-        _campaign_command(record, directory, campaign),
-        *(f"# not in this command: {what}" for what in _not_carried(record, campaign)),
+        *(
+            _again(record, directory, campaign).splitlines()
+            if directory and campaign
+            else [
+                _campaign_command(record, directory, campaign),
+                *(f"# not in this command: {what}" for what in _not_carried(record, campaign)),
+            ]
+        ),
         "",
         "# this arm's engine alone:" if not record.launch.also else "# this arm's engines alone, one a line:",
         *(
@@ -61,6 +69,58 @@ def reproduce(path: Path) -> list[str]:
         ttft = "none" if phase.ttft_median_seconds is None else f"{phase.ttft_median_seconds:.4f}"
         lines.append(f"#   {phase.name:16} {phase.sent:4d} requests  {ttft}  prompts {phase.prompts_sha256[:12]}")
     return lines
+
+
+def commands_of(
+    directory: Path, campaign: Campaign, records: Sequence[RunRecord], language: str, arguments: Sequence[str]
+) -> dict[str, str]:
+    """What a report's reader may copy, given at the project's root: campaign, run, verdict and report again.
+
+    Comments (#) say what a command does not carry. `arguments`: further ones of kvtrial report.
+    """
+    place = shlex.quote(_seen_from_the_root(directory))
+    found = {}
+    if records:
+        first = records[0]
+        found["campaign"] = _again(first, directory, campaign)
+        found["run"] = (
+            f".venv/bin/kvtrial reproduce {place}/runs/{shlex.quote(f'{first.host}/{first.run}')}/record.json"
+        )
+    elif campaign.command:
+        found["campaign"] = _typed(campaign)
+    more = shlex.join(["--lang", language, *(_seen_from_the_root(Path(word)) if Path(word).exists() else word
+                                             for word in arguments)])  # fmt: skip
+    return found | {
+        "verdict": f".venv/bin/kvtrial analyze {place}",
+        "report": f".venv/bin/kvtrial report {place} {more}",
+    }
+
+
+def _again(record: RunRecord, directory: Path, campaign: Campaign) -> str:
+    """The command of the campaign as it was typed, else as campaign.json tells it, with what that leaves out."""
+    if campaign.command:
+        return _typed(campaign)
+    said = [_campaign_command(record, Path(_seen_from_the_root(directory)), campaign)]
+    return "\n".join([*said, *(f"# not in this command: {what}" for what in _not_carried(record, campaign))])
+
+
+def _typed(campaign: Campaign) -> str:
+    """The command as it was typed, with the seed that it had, as a new campaign."""
+    seed = (
+        [] if any("kvtrial_seed" in word for word in campaign.command) else ["-e", f"kvtrial_seed={campaign.plan.seed}"]
+    )
+    said = shlex.join([*campaign.command, *seed, "-e", "kvtrial_new_campaign=true"])
+    return f"{said}\n# put back what says {REDACTED}" if REDACTED in said else said
+
+
+def _seen_from_the_root(path: Path) -> str:
+    """A path as it is named at the project's root, or where the command is given; else whole."""
+    whole = path.resolve()
+    root = next((parent for parent in whole.parents if (parent / "experiment.yml").is_file()), None)
+    for base in (root, Path.cwd()):
+        if base is not None and whole.is_relative_to(base):
+            return str(whole.relative_to(base))
+    return str(whole)
 
 
 def _campaign_directory(path: Path) -> Path | None:

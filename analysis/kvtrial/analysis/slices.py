@@ -106,4 +106,6 @@ def together(campaigns: Sequence[Campaign], name: str) -> Campaign:
             for campaign in campaigns
             for host in campaign.plan.hosts
         },
+        # Each part was a command of its own.
+        command=[],
     )

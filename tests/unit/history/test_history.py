@@ -9,6 +9,7 @@ import numpy
 import pandas
 import pytest
 from history_build import NIGHTS, campaign_on, night, plant, store_of
+from kvtrial.analysis.campaign import conclude
 from kvtrial.analysis.cli import main
 from kvtrial.analysis.history import ALL_HOSTS
 from kvtrial.analysis.history.changepoints import Nightly, best_split, changed
@@ -340,3 +341,47 @@ def test_the_protocols_rule_is_checked():
     for rule, said in ((Nights(looks=1), "nights.looks"), (Nights(looks=7, alpha=0.5), "nights.alpha")):
         with pytest.raises(UnusableInput, match=said):
             check_protocol(msgspec.structs.replace(protocol, nights=rule))
+
+
+def test_what_changed_and_what_decides_is_told_night_by_night(tmp_path):
+    store_of(tmp_path, plant("g07", night(10), control=1.3))
+    found = read(tmp_path)
+    assert all(any(series.holds(change) for series in found.shown) for change in found.changes)
+    deciding = [series for series in found.shown if series.kind == "effect" and series.role == "primary"]
+    assert {series.host for series in deciding} == {"g01", "g03", "g07", "g09", ALL_HOSTS}
+    (level,) = [s for s in found.shown if (s.host, s.kind, s.metric) == ("g07", "control", "ttft_median_seconds")
+                and s.phase == "return"]  # fmt: skip
+    assert [point.night for point in level.points] == [night(number) for number in range(NIGHTS)]
+    assert level.points[0].value == pytest.approx(0.2, rel=0.03)
+    assert level.points[-1].value == pytest.approx(0.26, rel=0.03)
+    assert all(point.low < point.value < point.high for point in level.points)
+    assert level.points[-1].runs == 6
+
+
+def test_the_report_draws_what_kvtrial_history_writes(tmp_path, capsys):
+    results = tmp_path / "results"
+    for when in ("2026-11-14", "2026-11-15"):
+        main(["history", str(results / "history"), "--add", str(campaign_on(results, when, ("g01", "g02")))])
+    capsys.readouterr()
+    main(["history", str(results / "history"), "--json"])
+    written = tmp_path / "history.json"
+    written.write_text(capsys.readouterr().out)
+    campaign = results / "offload_return-20261115T010000Z"
+    for given in (results / "history", written):
+        assert main(["report", str(campaign), "--history", str(given)]) == 0
+        page = (campaign / "report.html").read_text()
+        assert "history0-title" in page
+        assert "2 nights" in page.replace("\u00a0", " ")
+        assert f"--history {given}" in page
+
+
+def test_the_end_of_a_campaign_draws_the_history_beside_it(tmp_path):
+    results = tmp_path / "results"
+    first = campaign_on(results, "2026-11-14", ("g01", "g02"))
+    conclude(str(first))
+    assert "history0-title" not in (first / "report.html").read_text()
+    second = campaign_on(results, "2026-11-15", ("g01", "g02"))
+    conclude(str(second))
+    page = (second / "report.html").read_text()
+    assert "history0-title" in page
+    assert "ansible-playbook experiment.yml -e protocol=offload_return -e kvtrial_seed=1" in page

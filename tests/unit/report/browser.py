@@ -4,18 +4,22 @@ Needs Debian's chromium (or chrome) and takes axe from npm; without them the tes
 Installing a browser within the tests would take more than the minute that they may: a machine has one or has not.
 """
 
+import contextlib
 import functools
 import html
 import json
 import re
 import shutil
 import subprocess
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from from_npm import NotThereError, node_modules
 
+PRINTER_SCALE = 72 / 300
+"""Points a dot of what Chromium prints with."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 ASK_LAYOUT = """
 const boxes = [];
@@ -83,10 +87,37 @@ def asked(page: str, script: str, folder: Path, *, width: int = 1240, dark: bool
     return dict(json.loads(html.unescape(found[1])))
 
 
+def printed(page: str, folder: Path) -> tuple[int, float]:
+    """(sheets, points a pixel) of the page as a PDF. 0.75 is full size; less was shrunk to bring in what is wide."""
+    path, target = folder / "page.html", folder / "page.pdf"
+    path.write_text(page, encoding="utf-8")
+    _run(path, folder, "--no-pdf-header-footer", f"--print-to-pdf={target}")
+    raw = target.read_bytes()
+    scales = []
+    for stream in re.findall(rb"stream\r?\n(.*?)endstream", raw, flags=re.DOTALL):
+        with contextlib.suppress(zlib.error):
+            drawn = zlib.decompress(stream)
+            found = re.findall(rb"^([\d.]+) 0 0 -?[\d.]+ [-\d.]+ [-\d.]+ cm", drawn, flags=re.MULTILINE)
+            # The sheet's own matrix, by which a page is known (glyphs have others), and in it that of the page.
+            if len(found) > 1 and abs(float(found[0]) - PRINTER_SCALE) < 1e-3:
+                scales.append(float(found[0]) * float(found[1]))
+    return len(re.findall(rb"/Type\s*/Page[^s]", raw)), min(scales)
+
+
 def dumped(page: str, folder: Path, *, width: int = 1240, dark: bool = False) -> str:
     """The document as the browser has it after its scripts."""
     path = folder / "page.html"
     path.write_text(page, encoding="utf-8")
+    wanted = (
+        f"--window-size={width},1400",
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+        "--virtual-time-budget=15000",
+        "--dump-dom",
+    )
+    return _run(path, folder, *wanted)
+
+
+def _run(path: Path, folder: Path, *wanted: str) -> str:
     command = [
         browser(),
         "--headless=new",
@@ -94,10 +125,7 @@ def dumped(page: str, folder: Path, *, width: int = 1240, dark: bool = False) ->
         "--disable-gpu",
         "--disable-dev-shm-usage",
         f"--user-data-dir={folder / 'profile'}",
-        f"--window-size={width},1400",
-        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-        "--virtual-time-budget=15000",
-        "--dump-dom",
+        *wanted,
         path.as_uri(),
     ]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout

@@ -1,4 +1,5 @@
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import msgspec
@@ -7,7 +8,7 @@ import pytest
 import report_builder as build
 from kvtrial.analysis import campaign as campaigns
 from kvtrial.analysis.beside import NOT_INTERLEAVED, lines, put_beside
-from kvtrial.analysis.export import export_campaign
+from kvtrial.analysis.export import command, export_campaign
 from kvtrial.analysis.textfile import to_openmetrics
 from kvtrial.record.errors import UnusableInput
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
@@ -45,6 +46,35 @@ def test_missing_comparisons_and_intervals_are_laid_out() -> None:
     found = put_beside(build.verdict(), bare)
     assert {pair.apart for pair in found.comparisons} == {None}
     assert any(line.endswith(" –") for line in lines(found))
+
+
+def test_what_decides_stands_beside_each_other_under_other_names_too() -> None:
+    noise = build.verdict(comparisons=[build.comparison(arm="again", effect=0.99, ci_low=0.95, ci_high=1.1)])
+    text = "\n".join(lines(put_beside(build.verdict(), noise)))
+    row = next(line for line in text.splitlines() if line.startswith("deciding first token"))
+    assert "x0.151" in row
+    assert "x0.99" in row
+    assert "intervals apart" in row
+    assert "deciding" not in "\n".join(lines(put_beside(build.verdict(), build.verdict())))
+
+
+def test_a_difference_says_its_unit_once() -> None:
+    item = build.comparison(
+        metric="preemptions_per_1000_requests", unit="preemptions per 1,000 requests", effect_scale="difference",
+        effect=-250.0, ci_low=-250.0, ci_high=-250.0,
+    )  # fmt: skip
+    verdict = build.verdict(comparisons=[item])
+    assert all(len(line) < 150 for line in lines(put_beside(verdict, verdict)) if "preemptions" in line)
+
+
+@pytest.mark.parametrize("form", ["json", "openmetrics"])
+def test_a_history_is_refused_other_forms_in_a_sentence(form: str, tmp_path: Path) -> None:
+    with pytest.raises(UnusableInput) as refused:
+        command(Namespace(source=[tmp_path], format=form, output=None, requests=False))
+    assert str(refused.value) == (
+        f"--format {form}: the rows of {tmp_path}, which is a history, are written as csv or parquet; give one of the "
+        "two."
+    )
 
 
 def test_openmetrics_parses_and_ends_as_it_must() -> None:

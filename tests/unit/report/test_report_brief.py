@@ -3,7 +3,8 @@ import re
 import msgspec
 import pytest
 import report_builder as build
-from kvtrial.analysis.report import build_brief, build_report
+from kvtrial.analysis.report import build_brief, build_report, top
+from kvtrial.analysis.report.words import Words
 from kvtrial.record.verdict import Verdict
 from ladder_builder import PRICES, ladder_brief, ladder_page, ladder_protocol, ladder_records, ladder_verdict
 from test_report_page import HOSTILE, Page
@@ -51,9 +52,10 @@ def test_what_was_not_measured_is_listed() -> None:
     assert "Money" not in ladder_brief(PRICES)
 
 
-@pytest.mark.parametrize("verdict", [build.invalid(), build.inconclusive(), build.engine_fault()])
-def test_every_verdict_has_a_brief_of_half_a_page(verdict: Verdict) -> None:
-    said = brief(verdict)
+@pytest.mark.parametrize("language", ["en", "ru"])
+@pytest.mark.parametrize("verdict", [build.verdict(), build.invalid(), build.inconclusive(), build.engine_fault()])
+def test_every_verdict_has_a_brief_of_half_a_page(verdict: Verdict, language: str) -> None:
+    said = brief(verdict, language)
     assert verdict.verdict in said
     assert len(said.split()) < 400
 
@@ -112,3 +114,57 @@ def test_sections_of_an_invalid_ladder_say_that_their_numbers_answer_nothing() -
     section = page[page.index('<h2 id="preemption">') :]
     assert section.index("these numbers answer nothing") < section.index("<ul>")
     assert "these numbers answer nothing" not in ladder_page()
+
+
+RAW = ("ttft_", "_seconds", "\\_seconds", "per_1000", "(miss)", "(above_onset)", "phase return", " p =", "p .0", "x0.")
+
+
+@pytest.mark.parametrize("language", ["en", "ru"])
+@pytest.mark.parametrize("verdict", [build.verdict(), build.inconclusive()], ids=lambda verdict: verdict.verdict)
+def test_a_partner_in_finance_meets_no_name_of_a_metric_and_no_statistics(verdict: Verdict, language: str) -> None:
+    said = brief(verdict, language)
+    assert [word for word in RAW if word in said] == []
+
+
+def test_the_word_is_said_in_plain_words() -> None:
+    assert brief(build.verdict()).splitlines()[2].startswith("BETTER (shown to help). The first token of an evicted")
+    assert "comes anywhere from 14 % sooner to 21 % later" in brief(build.inconclusive())
+
+
+def test_what_it_takes_is_said_with_its_price() -> None:
+    verdict = build.verdict()
+    assert "**What it takes**: +285 MiB of the host's RAM at its peak with offload (+260 MiB to +301 MiB)." in brief(
+        verdict
+    )
+    priced = build_brief(verdict, build.protocol(), build.records(), prices=PRICES)
+    assert "0.00278 EUR an hour at your price of RAM" in priced
+
+
+def test_a_guard_that_leans_to_worse_is_named_though_its_size_is_not_shown() -> None:
+    items = build.comparisons()
+    items[1] = msgspec.structs.replace(items[1], effect=1.06, ci_low=1.03, ci_high=1.10)
+    said = brief(build.verdict(comparisons=items))
+    assert "Worse, by how much is not shown yet: The first token of a prompt never seen before comes 6 % later" in said
+    assert "(3 % later to 10 % later)" in said
+    better = [msgspec.structs.replace(item, ci_low=0.8, ci_high=0.9) if item is items[1] else item for item in items]
+    assert "Worse, by how much" not in brief(build.verdict(comparisons=better))
+
+
+def test_a_length_has_its_words() -> None:
+    words = Words("en")
+    assert top.subject("return_16k", words) == "an evicted prefix (16k tokens)"
+    assert top.subject("return_together", words) == "an evicted prefix, several asked for at once"
+    assert "phase" not in top.subject("gpu_hit_2k", Words("ru"))
+
+
+def test_a_profile_says_what_it_asks() -> None:
+    assert "95 % get their first token within" in ladder_brief()
+    assert "at most 0 preempted per 1,000" in ladder_brief()
+
+
+def test_a_break_even_that_is_no_number_is_named_as_not_measured() -> None:
+    even = build.verdict().break_even
+    assert even is not None
+    nan = msgspec.structs.replace(even, hit_share=float("nan"))
+    assert "From which share of returning requests on a tier pays" in brief(build.verdict(break_even=nan))
+    assert "From which share of returning requests on a tier pays" not in brief(build.verdict())

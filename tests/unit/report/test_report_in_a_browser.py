@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import report_builder as build
 import test_report_page as pages
-from browser import ANSWER_LAYOUT, ASK_AXE, ASK_LAYOUT, asked, axe, dumped
+from browser import ANSWER_LAYOUT, ASK_AXE, ASK_LAYOUT, asked, axe, dumped, printed
 from ladder_builder import ladder_page
 from test_report_fleet import fleet_page
 
@@ -70,10 +70,13 @@ def test_a_narrow_window_cuts_nothing(name: str, tmp_path: Path) -> None:
     assert layout["boxes"] == []
 
 
-def test_a_phone_of_390_pixels_sees_no_cut_page(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "page", [offload, ladder_page, lambda: ladder_page("ru")], ids=["offload", "ladder", "Russian"]
+)
+def test_a_phone_of_390_pixels_sees_no_cut_page(page: Callable[[], str], tmp_path: Path) -> None:
     # A window is never narrower than 500; a frame in it is.
     frame = (
-        f'<!DOCTYPE html><html><body><iframe id=f width=390 height=900 srcdoc="{html.escape(offload())}"></iframe>'
+        f'<!DOCTYPE html><html><body><iframe id=f width=390 height=900 srcdoc="{html.escape(page())}"></iframe>'
         "<script>"
         "f.onload = () => { const root = f.contentDocument ? f.contentDocument.documentElement : null;"
         "const said = root ? root.scrollWidth + '/' + root.clientWidth : 'none';"
@@ -84,6 +87,18 @@ def test_a_phone_of_390_pixels_sees_no_cut_page(tmp_path: Path) -> None:
     found = re.search(r'data-answer="(\d+)/(\d+)"', dom)
     assert found is not None
     assert int(found[1]) <= int(found[2])
+
+
+@pytest.mark.parametrize(("name", "most"), [("ladder", 14), ("offload in Russian", 11), ("fleet with a history", 13)])
+def test_a_print_is_full_size_and_short(name: str, most: int, tmp_path: Path) -> None:
+    sheets, points_a_pixel = printed(PAGES[name](), tmp_path)
+    assert points_a_pixel == pytest.approx(0.75, abs=0.01)
+    assert sheets <= most
+
+
+def test_a_table_too_wide_for_the_sheet_is_noticed(tmp_path: Path) -> None:
+    wide = offload().replace("</main>", '<table style="width:1600px"><tr><td>wide</td></tr></table></main>')
+    assert printed(wide, tmp_path)[1] < 0.7
 
 
 def test_light_and_dark_are_really_two() -> None:

@@ -1,4 +1,5 @@
 import base64
+import functools
 import hashlib
 import re
 from html.parser import HTMLParser
@@ -9,11 +10,16 @@ import pandas as pd
 import pytest
 import report_builder as build
 from kvtrial.analysis.report import build_report
+from kvtrial.analysis.report.words import Words
 from kvtrial.record.record import RunRecord
 from kvtrial.record.verdict import Verdict
 
 FRAME = pd.DataFrame({"run": ["p01-1-control"], "phase": ["return"], "ttft_median_seconds": [0.2]})
 VOID = {"meta", "br", "wbr", "link", "img", "input", "hr"}
+COMMANDS = {
+    "campaign": ".venv/bin/ansible-playbook experiment.yml -e kvtrial_seed=7",
+    "run": ".venv/bin/kvtrial reproduce results/c/runs/localhost/p01-1-control/record.json",
+}
 HOSTILE = '</pre></title><script>alert("x")</script><img src="http://evil.example/x.png" onerror=alert(1)>'
 
 
@@ -48,7 +54,16 @@ class Page(HTMLParser):
 
 def render(verdict: Verdict, records: list[RunRecord] | None = None, language: str = "en", **campaign: Any) -> str:
     chosen = build.records() if records is None else records
-    return build_report(verdict, build.protocol(), chosen, {**build.CAMPAIGN, **campaign}, FRAME, language=language)
+    about = {**build.CAMPAIGN, **campaign}
+    return _rendered(msgspec.msgpack.encode((verdict, chosen)), msgspec.msgpack.encode(about), language)
+
+
+@functools.cache
+def _rendered(input_: bytes, about: bytes, language: str) -> str:
+    """A page is drawn once for all tests that look at it: drawing takes longer than looking."""
+    verdict, records = msgspec.msgpack.decode(input_, type=tuple[Verdict, list[RunRecord]])
+    campaign = msgspec.msgpack.decode(about)
+    return build_report(verdict, build.protocol(), records, campaign, FRAME, language=language, commands=COMMANDS)
 
 
 @pytest.fixture(scope="module")
@@ -73,19 +88,21 @@ def assert_offline(page: str) -> None:
     assert not re.search(r"url\((?!#)", page)
 
 
+@pytest.mark.parametrize("language", ["en", "ru"])
 @pytest.mark.parametrize(
     "verdict",
     [build.verdict(), build.inconclusive(), build.invalid(), build.engine_fault()],
     ids=lambda verdict: verdict.verdict,
 )
-def test_the_word_and_its_reason_stand_on_top_of_every_verdict(verdict: Verdict) -> None:
-    page = Page(render(verdict))
+def test_the_word_and_its_reason_stand_on_top_of_every_verdict(verdict: Verdict, language: str) -> None:
+    page = Page(render(verdict, language=language))
+    words = Words(language)
     assert page.open == []
-    top = page.text[: page.text.index("Checks: may these numbers be used?")]
+    top = page.text[: page.text.index(words("gates.title"))]
     assert verdict.verdict in top
     assert verdict.reason[1:] in top.replace("\u00a0", " ")
-    assert "evidence: real engine on a CPU" in top
-    assert "Next:" in top
+    assert f"{words('evidence')}: {words('evidence.cpu')}" in top
+    assert f"{words('next')}:" in top
 
 
 def test_it_opens_offline(better: str) -> None:
@@ -104,7 +121,8 @@ def test_the_offline_check_finds_what_it_looks_for(better: str) -> None:
 
 def test_it_is_small_and_the_same_input_gives_the_same_bytes(better: str) -> None:
     assert len(better.encode()) < 5_000_000
-    assert render(build.verdict()) == better
+    fresh = build_report(build.verdict(), build.protocol(), build.records(), build.CAMPAIGN, FRAME, commands=COMMANDS)
+    assert fresh == better
     shuffled = list(reversed(build.records()))
     assert render(build.verdict(), shuffled) == better
 
@@ -155,7 +173,10 @@ def hostile_page(language: str = "en") -> str:
         campaign=HOSTILE, reason=HOSTILE, comparisons=items, hosts=[host, build.host_verdict()], caveats=[HOSTILE]
     )
     records = [one, hostile_arm, build.died(fault=fault)]
-    return render(verdict, records, language, **{HOSTILE: HOSTILE, "command": HOSTILE})
+    return build_report(
+        verdict, build.protocol(), records, {**build.CAMPAIGN, HOSTILE: HOSTILE}, FRAME, language=language,
+        commands={"campaign": HOSTILE, "run": HOSTILE},
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("language", ["en", "ru"])
@@ -180,7 +201,7 @@ def test_failed_gates_come_first_and_faults_are_counted() -> None:
 
 def test_an_invalid_verdict_shows_no_effect_on_top() -> None:
     page = Page(render(build.invalid())).text
-    assert "x0.151" not in page[: page.index("Comparisons", page.index("may these numbers"))]
+    assert "×0.151" not in page[: page.index("Comparisons", page.index("may these numbers"))]
     assert "these numbers answer nothing" in page
 
 
@@ -189,11 +210,13 @@ def test_tokens_by_source_and_regimes_are_in_the_tables(better: str) -> None:
     assert "8,192" in text
     assert "32 MiB" in text
     assert "233 ms" in text
-    assert "x0.152" in text
-    assert (
-        "kvtrial reproduce results/20261129T101500Z-offload_return-7f3a/runs/localhost/p01-1-control/record.json"
-        in text
-    )
+    assert "×0.152" in text
+
+
+def test_commands_stand_to_be_copied(better: str) -> None:
+    said = Page(better).text
+    for command in COMMANDS.values():
+        assert command in said
 
 
 def test_runs_of_a_dropped_pair_are_listed_but_not_summed_up() -> None:

@@ -87,4 +87,4 @@ def test_the_same_within_a_margin_names_metric_and_place() -> None:
     verdict = build.verdict(verdict="EQUIVALENT", comparisons=build.comparisons(verdict="EQUIVALENT", effect=1.0))
     said = top.headline(verdict, RU)
     assert "одинаковы в пределах" in said
-    assert "в фазе return" in said
+    assert "для вытесненного префикса" in said

@@ -54,6 +54,44 @@ class ChangePoint(Struct, frozen=True):
     sentence: str
 
 
+class Point(Struct, frozen=True):
+    """One night of a series: its level over `runs`, and the 95 % interval of their mean (t), None from fewer than two.
+
+    Of the fleet the level is a median over `runs` hosts, without an interval.
+    """
+
+    night: str
+    value: float
+    low: float | None
+    high: float | None
+    runs: int
+
+
+class Series(Struct, frozen=True):
+    """One comparison, or the control's own level, night after night, oldest first; values as in ChangePoint."""
+
+    host: str
+    protocol: str
+    kind: Kind
+    arm: str
+    against: str
+    phase: str
+    against_phase: str
+    metric: str
+    unit: str
+    scale: EffectScale
+    role: Role
+    margin: float
+    points: list[Point]
+
+    def holds(self, change: ChangePoint) -> bool:
+        """Whether the change is one of this series."""
+        return all(getattr(self, name) == getattr(change, name) for name in SAME)
+
+
+SAME = ("host", "protocol", "kind", "arm", "against", "phase", "against_phase", "metric")
+
+
 class NoiseFloor(Struct, frozen=True):
     """How far two servers of one configuration lie apart on a host: the SD of an A/A pair's log ratio, over nights."""
 
@@ -97,7 +135,10 @@ class PooledNights(Struct, frozen=True):
 
 
 class History(Struct, frozen=True):
-    """All that a store says. `series`: how many were tested for changes; `left_out`: nights INVALID, by host."""
+    """All that a store says. `series`: how many were tested for changes; `left_out`: nights INVALID, by host.
+
+    `shown`: with its points every series that decides (the primary effect), and every one that changed.
+    """
 
     schema_version: str
     nights: list[str]
@@ -110,6 +151,7 @@ class History(Struct, frozen=True):
     pooled: list[PooledNights]
     left_out: dict[str, list[str]]
     engine: Literal["pandas", "duckdb"]
+    shown: list[Series] = []
 
     @property
     def alarms(self) -> list[ChangePoint]:

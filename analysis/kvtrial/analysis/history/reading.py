@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 import pandas
+from scipy import special
 
 from kvtrial.analysis.campaign import disk_errors_said
 from kvtrial.analysis.drift import changes as setting_changes
@@ -15,7 +16,15 @@ from kvtrial.analysis.effect import Interval, decide, hodges_lehmann, outward
 from kvtrial.analysis.fleet import FALSE_DISCOVERY_RATE, LEAST_HOSTS, combine
 from kvtrial.analysis.history.arguments import NEWEST_NIGHTS
 from kvtrial.analysis.history.changepoints import NOISES_BY_SIZE, Nightly, Split, changed
-from kvtrial.analysis.history.model import ALL_HOSTS, ChangePoint, History, NoiseFloor, PooledNights
+from kvtrial.analysis.history.model import (
+    ALL_HOSTS,
+    ChangePoint,
+    History,
+    NoiseFloor,
+    Point,
+    PooledNights,
+    Series,
+)
 from kvtrial.analysis.history.store import SERIES, files_of, left_out_of, nights_of, rows_with
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.spending import blocks, levels
@@ -61,11 +70,13 @@ def read(
     settings = _settings(frame)
     floors = {(floor.protocol, floor.host, floor.phase, floor.metric): floor.sd for floor in noise}
     fresh = set(nights[-newest_nights:]) if newest_nights else set()
+    splits = changed(series, rate, _least_steps(about, floors))
     found = [
         _change(key, about[key], series[key], split, settings, floors, fresh)
-        for key, splits in changed(series, rate, _least_steps(about, floors)).items()
-        for split in splits
+        for key, of_series in splits.items()
+        for split in of_series
     ]
+    told = [key for key in series if splits.get(key) or (key[2] == "effect" and about[key]["role"] == "primary")]
     return History(
         schema_version=SCHEMA_VERSION,
         nights=nights,
@@ -78,6 +89,7 @@ def read(
         pooled=list(_pooled(store, files, sorted(set(frame["protocol"])))),
         left_out=left_out_of(files),
         engine=cast(Literal["pandas", "duckdb"], used),
+        shown=[_shown(key, about[key], series[key]) for key in sorted(told)],
     )
 
 
@@ -176,6 +188,24 @@ def _change(
         noise_sd=_floor(floors, protocol, host, phase, metric), sentence="",
     )  # fmt: skip
     return msgspec.structs.replace(point, sentence="; ".join([sentence(point), *beside]))
+
+
+def _shown(key: Key, row: Mapping[str, Any], nightly: Nightly) -> Series:
+    """A series with its points on the outer scale."""
+    protocol, host, kind, arm, against, phase, against_phase, metric = key
+    scale = row["scale"]
+    points = []
+    for night, value, runs, sd in zip(nightly.nights, nightly.values, nightly.runs, nightly.sds, strict=True):
+        half = None
+        if host != ALL_HOSTS and runs > 1 and math.isfinite(sd):
+            half = float(special.stdtrit(runs - 1, 0.975)) * sd / math.sqrt(runs)
+        low, high = (None, None) if half is None else (outward(value - half, scale), outward(value + half, scale))
+        points.append(Point(night, outward(value, scale), low, high, int(runs)))
+    return Series(
+        host=host, protocol=protocol, kind=cast(Any, kind), arm=arm, against=against, phase=phase,
+        against_phase=against_phase, metric=metric, unit=str(row["unit"]), scale=scale, role=row["role"],
+        margin=float(row["margin"]), points=points,
+    )  # fmt: skip
 
 
 def _floor(floors: Floors, protocol: str, host: str, phase: str, metric: str) -> float | None:

@@ -5,20 +5,28 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from kvtrial.analysis import answer
+from kvtrial.analysis.metrics import find_metric
+from kvtrial.analysis.objectives import limits_of
+from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.report import top
 from kvtrial.analysis.report.selection import Chosen, Row, Table, clipped
-from kvtrial.analysis.report.words import Words
+from kvtrial.analysis.report.words import Words, signs
 from kvtrial.record.ladder import ArmLadder, LadderResult, Level
-from kvtrial.record.verdict import Verdict
+from kvtrial.record.protocol import Protocol
+from kvtrial.record.verdict import ComparisonResult, Verdict
 
 MEMORY_UNITS = ("GiB of KV cache", "GiB of RAM")
 CONTEXT_UNITS = ("token of answer", "token of prompt")
 REPLICA_UNITS = ("replica", "GPU")
+RAM = "ram_used_peak_bytes"
 MARKDOWN_SPECIAL = "\\`*_[]<>|#"
 
 
 class Brief(Struct, frozen=True):
-    """The brief: its answer, (label, sentence) pairs, the ways to more capacity, and what was not measured."""
+    """The brief: its answer, (label, sentence) pairs, the ways to more capacity, what was not measured, and its terms.
+
+    `quoted`: labels whose sentence is English on a page of another language.
+    """
 
     title: str
     answer: str
@@ -27,29 +35,36 @@ class Brief(Struct, frozen=True):
     ways_note: str
     unmeasured_title: str
     unmeasured: list[str]
+    terms: str
+    quoted: list[str]
 
 
-def brief_of(verdict: Verdict, control: str, chosen: Chosen, words: Words) -> Brief:
-    """The brief of a campaign; it says what there is, and names what there is not."""
+def brief_of(verdict: Verdict, protocol: Protocol, chosen: Chosen, words: Words, prices: Prices | None = None) -> Brief:
+    """The brief of a campaign; it says what there is, and names what there is not. `prices`: the user's own."""
     if verdict.verdict == "INVALID":
         return _invalid(verdict, chosen, words)
     ladder = verdict.ladder
     points = [
+        (words("brief.compared"), _compared(verdict, protocol, words)),
+        (words("brief.todo"), top.next_step(verdict, words)),
         (words("brief.regime"), _regime(ladder, words)),
-        *((words("brief.profile", profile=name), said) for name, said in _profiles(ladder, control, words)),
+        *_profiles(ladder, protocol, words),
         (words("brief.process"), _process(verdict, chosen, ladder, words)),
         (words("brief.service"), _service(verdict, ladder, words)),
+        (words("brief.takes"), _takes(verdict, prices, words)),
     ]
     if even := top.break_even(verdict, words):
-        points.insert(0, (words("brief.pays"), even))
+        points.insert(2, (words("brief.pays"), even))
     return Brief(
         title=words("brief.title"),
-        answer=f"{verdict.verdict}. {top.headline(verdict, words)} {top.evidence_limit(verdict, words)}",
-        points=points,
-        ways=_ways(ladder, control, words),
+        answer=_answer(verdict, words),
+        points=[(label, text) for label, text in points if text],
+        ways=_ways(ladder, protocol.control, words),
         ways_note=_ways_note(ladder, words),
         unmeasured_title=words("brief.unmeasured"),
         unmeasured=_unmeasured(verdict, chosen, ladder, words),
+        terms=words("brief.terms"),
+        quoted=[words("brief.todo")] if top.next_is_quoted(verdict, words) else [],
     )
 
 
@@ -57,7 +72,7 @@ def _invalid(verdict: Verdict, chosen: Chosen, words: Words) -> Brief:
     """The brief of an INVALID campaign: what is not valid, and no figure of it."""
     return Brief(
         title=words("brief.title"),
-        answer=f"{verdict.verdict}. {top.headline(verdict, words)} {top.evidence_limit(verdict, words)}",
+        answer=_answer(verdict, words),
         points=[
             *([] if words.is_english else [(words("answer.why"), answer.sentence(verdict.reason))]),
             (words("brief.process"), _process(verdict, chosen, None, words)),
@@ -67,10 +82,31 @@ def _invalid(verdict: Verdict, chosen: Chosen, words: Words) -> Brief:
         ways_note="",
         unmeasured_title=words("brief.unmeasured"),
         unmeasured=[words("unmeasured.invalid")],
+        terms="",
+        quoted=[] if words.is_english else [words("answer.why")],
     )
 
 
+def _answer(verdict: Verdict, words: Words) -> str:
+    """The word, what it means, what was found in plain words, and what such evidence can't say."""
+    found = top.headline(verdict, words)
+    primary = answer.primary_of(verdict.comparisons)
+    if verdict.verdict == "INCONCLUSIVE" and primary is not None and not top.headline_is_quoted(verdict):
+        found = top.as_measured(primary, words)
+    return f"{verdict.verdict} ({words(f'means.{verdict.verdict}')}). {found} {top.evidence_limit(verdict, words)}"
+
+
 # ------------------------------------------------------------------------------------------------------------ points
+
+
+def _compared(verdict: Verdict, protocol: Protocol, words: Words) -> str:
+    """Both arms that decide, with what they are; of a ladder the table has them."""
+    primary = answer.primary_of(verdict.comparisons)
+    if primary is None or verdict.ladder is not None:
+        return ""
+    names = list(dict.fromkeys((primary.arm, primary.against)))
+    said = [f"{arm}: {words.title(protocol.arms[arm].title)}" for arm in names if arm in protocol.arms]
+    return "; ".join(said) + "." if said else ""
 
 
 def _regime(ladder: LadderResult | None, words: Words) -> str:
@@ -85,28 +121,41 @@ def _regime(ladder: LadderResult | None, words: Words) -> str:
         return words("brief.at_once", onset=ladder.onset_measured)
     level = next(level for level in ladder.levels if level.concurrency == ladder.onset_measured)
     rate = 1000 * (level.preemptions_per_request or 0.0)
-    return words("brief.onset", calm=max(below), onset=ladder.onset_measured, rate=words.number(rate))
+    return words("brief.onset", calm=max(below), onset=ladder.onset_measured, rate=words.amount(rate, "preemption"))
 
 
-def _profiles(ladder: LadderResult | None, control: str, words: Words) -> list[tuple[str, str]]:
-    """For each profile (interactive, batch) the highest load that keeps it."""
+def _profiles(ladder: LadderResult | None, protocol: Protocol, words: Words) -> list[tuple[str, str]]:
+    """For each profile (interactive, batch), with what it asks for, the highest load that keeps it."""
     if ladder is None:
         return []
-    own = next((arm for arm in ladder.arms if arm.arm == control), None)
+    own = next((arm for arm in ladder.arms if arm.arm == protocol.control), None)
     said = []
     for entry in own.reached if own is not None else []:
-        name = words.or_else(f"profile.{entry.profile}", entry.profile)
+        label = words("brief.profile", profile=words.or_else(f"profile.{entry.profile}", entry.profile))
+        asked = _objective(entry.profile, protocol, words)
         if entry.concurrency is None:
-            said.append((name, words("brief.profile_none")))
+            said.append((label, words("brief.profile_none") + asked + "."))
             continue
-        text = words("brief.profile_up_to", level=entry.concurrency)
+        text = words("brief.profile_up_to", level=entry.concurrency) + asked
         if entry.output_tokens_per_second is not None:
             text += words("brief.profile_rate", rate=words.whole(entry.output_tokens_per_second))
         preempted = _preempted_at(ladder.levels, entry.concurrency)
         if preempted is not None:
-            text += words("brief.profile_preempted", rate=words.number(1000 * preempted))
-        said.append((name, text + "."))
+            text += words("brief.profile_preempted", rate=words.amount(1000 * preempted, "preemption"))
+        said.append((label, text + "."))
     return said
+
+
+def _objective(profile: str, protocol: Protocol, words: Words) -> str:
+    """What a profile asks of every level, in brackets; "" where the protocol does not say."""
+    declared = protocol.ladder.objectives.get(profile) if protocol.ladder else None
+    if declared is None:
+        return ""
+    limits = [
+        words(f"objective.{name}", limit=words.seconds(limit) if name.endswith("seconds") else words.number(limit))
+        for name, limit in limits_of(declared).items()
+    ]
+    return f" ({', '.join(limits)})"
 
 
 def _preempted_at(levels: Sequence[Level], concurrency: int) -> float | None:
@@ -131,22 +180,22 @@ def _process(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, word
 
 
 def _service(verdict: Verdict, ladder: LadderResult | None, words: Words) -> str:
-    """What service requests got, apart from whether the server lived."""
+    """What service requests got, apart from whether the server lived: the guards, and of a ladder its levels."""
     if ladder is None:
+        guards = [item for item in verdict.comparisons if item.role == "guard" and item.metric != RAM]
         primary = answer.primary_of(verdict.comparisons)
         if primary is None or not answer.is_number(primary.effect):
             return words("brief.service_unknown")
-        worse = [item for item in verdict.comparisons if item.role == "guard" and item.verdict == "WORSE"]
-        text = words(
-            "brief.service_effect",
-            metric=words.metric(primary.metric),
-            effect=words.local(answer.effect_text(primary)),
-            interval=words.local(answer.interval_text(primary)),
-        )
-        if worse:
-            named = ", ".join(f"{words.short_metric(item.metric)} ({item.phase})" for item in worse)
-            return f"{text} {words('brief.service_worse', guards=named)}"
-        return f"{text} {words('brief.service_guards')}"
+        if not guards:
+            return words("brief.service_no_guard")
+        worse = [item for item in guards if item.verdict == "WORSE"]
+        hinted = [item for item in guards if item.verdict == "INCONCLUSIVE" and _leans_worse(item)]
+        said = [words("brief.service_worse", what=_listed(worse, words))] if worse else []
+        said += [words("brief.service_hinted", what=_listed(hinted, words))] if hinted else []
+        named = len(worse) + len(hinted)
+        if named < len(guards):
+            said.append(words("brief.service_rest" if named else "brief.service_guards", count=len(guards) - named))
+        return " ".join(said)
     worst = max(ladder.levels, key=lambda level: level.preemptions_per_request or 0.0, default=None)
     if worst is None or not worst.preemptions:
         return words("brief.service_calm")
@@ -154,7 +203,7 @@ def _service(verdict: Verdict, ladder: LadderResult | None, words: Words) -> str
     text = words(
         "brief.service_worst",
         level=worst.concurrency,
-        rate=words.number(1000 * (worst.preemptions_per_request or 0.0)),
+        rate=words.amount(1000 * (worst.preemptions_per_request or 0.0), "preemption"),
         e2e=words.seconds(worst.e2e_p95_seconds),
         gap=words.seconds(worst.longest_gap_max_seconds),
     )
@@ -166,6 +215,41 @@ def _service(verdict: Verdict, ladder: LadderResult | None, words: Words) -> str
             gap=words.seconds(calm.longest_gap_max_seconds),
         )
     return text
+
+
+def _leans_worse(item: ComparisonResult) -> bool:
+    """Whether the whole interval lies on the worse side of no difference, though not beyond the margin."""
+    low, high = item.ci_low, item.ci_high
+    if low is None or high is None:
+        return False
+    none = 1.0 if item.effect_scale == "ratio" else 0.0
+    return low > none if find_metric(item.metric).better == "lower" else high < none
+
+
+def _listed(items: Sequence[ComparisonResult], words: Words) -> str:
+    return " ".join(
+        f"{top.effect_words(item, words).rstrip('.')} ({top.interval_words(item, words)})." for item in items
+    )
+
+
+def _takes(verdict: Verdict, prices: Prices | None, words: Words) -> str:
+    """The memory that the change takes, and its price where the user gave one; of a ladder the table has it."""
+    if verdict.ladder is not None:
+        return ""
+    primary = answer.primary_of(verdict.comparisons)
+    arm = primary.arm if primary is not None else None
+    found = next((item for item in verdict.comparisons if item.metric == RAM and item.arm == arm), None)
+    if found is None or not answer.is_number(found.effect):
+        sizes = {row.arm: row.tier_bytes for row in verdict.tier_budget.tiers} if verdict.tier_budget else {}
+        if arm in sizes:
+            return words("brief.takes_tier", size=words.bytes(sizes[arm]), arm=arm)
+        return words("brief.takes_unknown")
+    interval = words.local(answer.interval_text(found))
+    text = words("brief.takes_ram", effect=words.local(answer.effect_text(found)), interval=interval, arm=found.arm)
+    if prices is not None and prices.ram_gib_hour is not None and found.effect_scale == "difference":
+        hour = (found.effect or 0.0) / 2**30 * prices.ram_gib_hour
+        text += words("brief.takes_price", hour=words.number(hour), currency=clipped(prices.currency, 12))
+    return text + "."
 
 
 # -------------------------------------------------------------------------------------------------------------- ways
@@ -194,9 +278,7 @@ def _way(arm: ArmLadder, is_control: bool, profiles: Sequence[str], words: Words
     for name, units in (("memory", MEMORY_UNITS), ("replica", REPLICA_UNITS), ("context", CONTEXT_UNITS),
                         ("sequences", ("sequence",))):  # fmt: skip
         kind = name if unit in units else kind
-    takes = "–"
-    if arm.cost_amount and unit:
-        takes = f"{words.local(f'{arm.cost_amount:+,.3g}')} {words.or_else(f'cost.{unit}', unit)}"
+    takes = words.cost(arm.cost_amount, unit) if arm.cost_amount and unit else "–"
     by_profile = {entry.profile: entry.concurrency for entry in arm.reached}
     reached = ["–" if by_profile.get(name) is None else str(by_profile[name]) for name in profiles]
     prices = [
@@ -211,7 +293,7 @@ def _way(arm: ArmLadder, is_control: bool, profiles: Sequence[str], words: Words
     ]
     moved = {True: words("change.is_moved"), False: words("change.not_moved"), None: "–"}[arm.moved]
     cells = [words(f"way.{kind}"), takes, *reached, "\n".join(prices) or words("ways.no_price"), moved]
-    return Row(arm.arm, cells, kind="moved" if arm.moved else "", note=arm.title)
+    return Row(arm.arm, cells, kind="moved" if arm.moved else "", note=words.title(arm.title))
 
 
 def _ways_note(ladder: LadderResult | None, words: Words) -> str:
@@ -226,6 +308,8 @@ def _ways_note(ladder: LadderResult | None, words: Words) -> str:
     said = [] if any(arm.costs for arm in ladder.arms) else [words("ways.give_prices")]
     if missing:
         said.append(words("ways.not_tried", names=", ".join(missing)))
+    if any(arm.moved for arm in ladder.arms):
+        said.append(words("ways.moved_means"))
     return " ".join(said)
 
 
@@ -237,7 +321,7 @@ def _unmeasured(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, w
     samples = [record.samples for record in chosen.records if record.samples is not None]
     primary = answer.primary_of(verdict.comparisons)
     undecided = [
-        f"{words.short_metric(item.metric)} ({item.phase}, {item.arm} / {item.against})"
+        f"{words.short_metric(item.metric)} {top.place(item.phase, words)} ({item.arm} / {item.against})"
         for item in verdict.comparisons
         if item.role == "guard" and item.verdict == "INCONCLUSIVE"
     ]
@@ -245,7 +329,7 @@ def _unmeasured(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, w
         ("gpu", verdict.evidence != "gpu"),
         ("ladder", ladder is None),
         ("costs", ladder is not None and not any(arm.costs for arm in ladder.arms)),
-        ("even", verdict.break_even is None or verdict.break_even.hit_share is None),
+        ("even", verdict.break_even is None or not answer.is_number(verdict.break_even.hit_share)),
         ("vram", not any(sample.vram_used_peak_bytes for sample in samples)),
         ("quality", primary is not None and primary.quality == "not_compared"),
         ("calibration", any(record.calibration is None for record in chosen.records)),
@@ -272,7 +356,9 @@ def to_markdown(brief: Brief, campaign: str) -> str:
     if brief.ways_note:
         lines += ["", _plain(brief.ways_note)]
     lines += ["", f"## {_plain(brief.unmeasured_title)}", ""]
-    lines += [*(f"- {_plain(said)}" for said in brief.unmeasured), "", _plain(campaign), ""]
+    lines += [f"- {_plain(said)}" for said in brief.unmeasured]
+    lines += ["", _plain(brief.terms)] if brief.terms else []
+    lines += ["", _plain(campaign), ""]
     return "\n".join(lines)
 
 
@@ -281,5 +367,5 @@ def _cells(cells: Sequence[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    line = clipped(text)
+    line = clipped(signs(text))
     return "".join(f"\\{character}" if character in MARKDOWN_SPECIAL else character for character in line)

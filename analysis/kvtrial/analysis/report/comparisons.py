@@ -4,12 +4,15 @@ import math
 from collections.abc import Sequence
 
 from kvtrial.analysis import answer
+from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.report import figures
 from kvtrial.analysis.report.selection import Chosen, Plot, Row, drawn, phases_of
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.verdict import ComparisonResult, Verdict
 
 PREEMPTIONS = "preemptions per 1,000 requests"
+LABEL_LINE_MAX = 36
+LINE_BREAK = "\n"
 ROLES = ("primary", "guard", "secondary")
 
 
@@ -74,6 +77,8 @@ def pairs_plot(verdict: Verdict, words: Words) -> Plot | None:
     if not pairs:
         return None
     metric = words.metric(primary.metric)
+    if words.is_english and answer.unit_of(primary) == PREEMPTIONS:
+        metric = PREEMPTIONS
     caption = words(
         "caption.paired",
         metric=metric[0].upper() + metric[1:],
@@ -100,14 +105,27 @@ def pairs_plot(verdict: Verdict, words: Words) -> Plot | None:
 def effects_plot(comparisons: Sequence[ComparisonResult], words: Words) -> Plot | None:
     """Every comparison that is a ratio, with its interval and margin."""
     rows = []
-    for item in comparisons:
-        if item.effect_scale != "ratio" or item.effect is None:
-            continue
+    ratios = [item for item in comparisons if item.effect_scale == "ratio" and item.effect is not None]
+    several = len({(item.arm, item.against) for item in ratios}) > 1
+    opponents = len({item.against for item in ratios}) > 1
+    phases = len({(item.phase, item.against_phase) for item in ratios}) > 1
+    for item in ratios:
+        assert item.effect is not None
+        # What is the same in all rows is not said in each.
         other = f" – {item.against_phase}" if item.against_phase else ""
-        arm = f"{item.arm}, " if len({result.arm for result in comparisons}) > 1 else ""
-        label = f"{arm}{item.phase}{other}: {words.short_metric(item.metric)}"
-        kind = "deciding" if item.role == "primary" else "usual"
-        rows.append(figures.ForestRow(label, item.effect, item.ci_low, item.ci_high, item.margin, kind))
+        arms = (f"{item.arm} / {item.against}" if opponents else item.arm) if several else ""
+        where = f"{item.phase}{other}" if phases or not several else ""
+        metric = words.short_metric(item.metric)
+        if find_metric(item.metric).better == "higher":
+            metric += f" {words('figure.more_is_better')}"
+        place = ", ".join(filter(None, [arms, where]))
+        label = f"{place}:{LINE_BREAK if len(place) + len(metric) > LABEL_LINE_MAX else ' '}{metric}"
+        rows.append(
+            figures.ForestRow(
+                label, item.effect, item.ci_low, item.ci_high, item.margin,
+                "deciding" if item.role == "primary" else "usual", word=item.verdict,
+            )
+        )  # fmt: skip
     caption = words("caption.effects")
     if left_out := sum(item.effect_scale != "ratio" for item in comparisons):
         caption += " " + words("caption.no_ratio", count=words.count(left_out, "comparison"))
@@ -127,15 +145,15 @@ def ecdf_plot(verdict: Verdict, chosen: Chosen, words: Words) -> Plot | None:
     return drawn(figures.ecdf_plot(times, words, caption), words("figure.ecdf"), caption)
 
 
-def mix_plot(verdict: Verdict, words: Words) -> Plot | None:
-    """The sweep of shares with both break-evens; None where there was none."""
+def mix_plot(verdict: Verdict, pays: str, words: Words) -> Plot | None:
+    """The sweep of shares with both break-evens; None where there was none. `pays`: the break-even in a sentence."""
     even = verdict.break_even
     if even is None or even.found is None or not even.found.points:
         return None
     primary = answer.primary_of(verdict.comparisons)
     arms = f"{primary.arm} − {primary.against}" if primary else "arm − against"
     caption = words("caption.mix", arms=arms, pairs=words.count(even.found.pairs, "pair"))
-    if words.is_english:
-        caption += f" {answer.sentence(answer.break_even_text(even) or '')}"
+    if pays:
+        caption += f" {answer.sentence(pays)}"
     svg = figures.mix_plot(even.found, even, f"{arms}, {words('axis.mean_ttft')}", words, caption)
     return drawn(svg, words("figure.mix"), caption)

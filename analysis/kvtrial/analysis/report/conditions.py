@@ -3,7 +3,7 @@
 import json
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -27,6 +27,7 @@ from kvtrial.record.verdict import Verdict
 
 CONDITION_HOSTS_SHOWN_MAX = 20
 CONFIG_ENTRIES_MAX = 1500
+COMMANDS = ("campaign", "run", "verdict", "report")
 
 
 class Section(Struct, frozen=True):
@@ -46,8 +47,10 @@ class Section(Struct, frozen=True):
     calibrations: list[tuple[str, str]]
 
 
-def section(verdict: Verdict, chosen: Chosen, campaign: dict[str, Any], words: Words) -> Section:
-    """The section; `campaign` is what campaign.json holds."""
+def section(
+    verdict: Verdict, chosen: Chosen, campaign: dict[str, Any], commands: Mapping[str, str], words: Words
+) -> Section:
+    """The section; `campaign` is what campaign.json holds, `commands` what may be copied."""
     records = chosen.records
     return Section(
         hosts=_condition_groups(records, words),
@@ -56,7 +59,7 @@ def section(verdict: Verdict, chosen: Chosen, campaign: dict[str, Any], words: W
         configurations=_configurations(records, chosen.arms),
         prompts=_prompt_rows(records, words),
         provenance=_provenance(campaign),
-        commands=_commands(verdict, records, campaign, words),
+        commands=_commands(commands, words),
         runs=_run_rows(records, words),
         runs_left_out=max(0, len(records) - RUNS_SHOWN_MAX),
         time=_time_rows(verdict, words),
@@ -80,8 +83,21 @@ def _condition_groups(records: Sequence[RunRecord], words: Words) -> list[tuple[
 
 
 def _gpus(record: RunRecord) -> str:
-    gpus = [" ".join(str(value) for value in gpu.values()) for gpu in record.conditions.gpus]
-    return "; ".join(gpus) or "none"
+    return gpus_text(record.conditions.gpus) or "none"
+
+
+def gpus_text(gpus: Sequence[Mapping[str, Any]]) -> str:
+    """What GPUs there are: how many of which name, memory and modes; clocks, which move in a run, are left out."""
+    alike: dict[str, int] = {}
+    for gpu in gpus:
+        memory = str(gpu.get("memory.total", ""))
+        size = answer.bytes_text(float(memory) * 2**20) if memory.isdecimal() else ""
+        mig, persistence = gpu.get("mig.mode.current"), gpu.get("persistence_mode")
+        modes = [f"MIG {mig.lower()}"] if isinstance(mig, str) and mig.lower() == "enabled" else []
+        modes += [f"persistence mode {persistence.lower()}"] if isinstance(persistence, str) and persistence else []
+        said = ", ".join([str(gpu.get("name", "unnamed GPU")), *filter(None, [size]), *modes])
+        alike[said] = alike.get(said, 0) + 1
+    return "; ".join(f"{count} × {said}" if count > 1 else said for said, count in alike.items())
 
 
 def _tiers(record: RunRecord) -> str:
@@ -214,20 +230,9 @@ def _provenance(campaign: dict[str, Any]) -> list[tuple[str, str]]:
     return found[:HOSTS_SHOWN_MAX]
 
 
-def _commands(
-    verdict: Verdict, records: Sequence[RunRecord], campaign: dict[str, Any], words: Words
-) -> list[tuple[str, str]]:
+def _commands(given: Mapping[str, str], words: Words) -> list[tuple[str, str]]:
     """(what it does, command) pairs, to be copied."""
-    results = f"results/{verdict.campaign}"
-    commands = []
-    if isinstance(campaign.get("command"), str):
-        commands.append((words("command.campaign"), campaign["command"]))
-    if records:
-        record = f"{results}/runs/{records[0].host}/{records[0].run}/record.json"
-        commands.append((words("command.run"), f"kvtrial reproduce {shlex.quote(record)}"))
-    commands.append((words("command.verdict"), f"kvtrial analyze {shlex.quote(results)}"))
-    commands.append((words("command.report"), f"kvtrial report {shlex.quote(results)} --lang en"))
-    return commands
+    return [(words(f"command.{name}"), given[name]) for name in COMMANDS if name in given]
 
 
 def _run_rows(records: Sequence[RunRecord], words: Words) -> list[Row]:

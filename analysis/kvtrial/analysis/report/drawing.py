@@ -134,6 +134,19 @@ def shown(label: str, limit: int = LABEL_CHARACTERS_MAX) -> str:
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
+def apart(labels: Sequence[str], limit: int = LABEL_CHARACTERS_MAX) -> list[str]:
+    """Labels short enough, and still different: what long ones end with in common goes, then their middle."""
+    clean = [shown(label, 10_000) for label in labels]
+    long = [label for label in clean if len(label) > limit]
+    # Only whole parts of a name go, as a domain that all hosts share.
+    ends = [label[at:] for label in long[:1] for at, letter in enumerate(label) if letter == "."]
+    end = next((end for end in ends if len(long) > 1 and all(label.endswith(end) for label in long)), "")
+    if end:
+        clean = [f"{label.removesuffix(end)}…" if label in long else label for label in clean]
+    half = (limit - 1) // 2
+    return [label if len(label) <= limit else f"{label[: limit - 1 - half]}…{label[-half:]}" for label in clean]
+
+
 def time_scale(largest: float, words: Words) -> tuple[float, str]:
     """(factor, unit name) for an axis of durations."""
     if largest < 0.002:

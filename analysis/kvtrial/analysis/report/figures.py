@@ -8,12 +8,15 @@ from msgspec import Struct
 
 from kvtrial.analysis.report.drawing import (
     ARMS,
+    BAD,
     BAND,
+    GOOD,
     INK,
     LINES,
     MARKERS,
     QUIET,
     Drawing,
+    apart,
     finite,
     heading,
     legend_above,
@@ -31,10 +34,17 @@ PAIRS_DRAWN_MAX = 500
 ECDF_POINTS_MAX = 400
 
 
+FOREST_LABEL_MAX = 44
+KIND_COLORS = {"odd": ARMS[3], "pool": INK}
+WORD_COLORS = {"BETTER": GOOD, "WORSE": BAD, "EQUIVALENT": INK, "INCONCLUSIVE": QUIET, "INVALID": QUIET}
+WORD_MARKERS = {"BETTER": "^", "WORSE": "v", "EQUIVALENT": "s", "INCONCLUSIVE": "o", "INVALID": "x"}
+"""A shape beside the colour, for who tells colours badly."""
+
+
 class ForestRow(Struct, frozen=True):
     """A row of a forest plot: ratios with their interval and margin (0.05 is 5 %).
 
-    `kind`: usual, deciding, odd, pool.
+    `kind`: usual, deciding, odd, pool. `word`: its verdict, where rows are marked by theirs.
     """
 
     label: str
@@ -44,6 +54,7 @@ class ForestRow(Struct, frozen=True):
     margin: float
     kind: str = "usual"
     tip: str = ""
+    word: str = ""
 
 
 def paired_plot(
@@ -121,8 +132,13 @@ def forest_plot(
     if not drawn:
         return None
     dense = len(drawn) > 30
-    height = 0.14 if dense else 0.46
-    colors = {"odd": ARMS[3], "pool": INK}
+    height = 0.17 if dense else 0.46
+    names = apart([row.label for row in drawn], FOREST_LABEL_MAX)
+    # A label of two lines is kept so: there is room where rows are few.
+    labels = [
+        "\n".join(shown(line, FOREST_LABEL_MAX) for line in row.label.split("\n")) if "\n" in row.label else name
+        for row, name in zip(drawn, names, strict=True)
+    ]
     with style():
         drawing = Drawing(name, words, 0.75 + max(3, len(drawn)) * height)
         axes = drawing.axes
@@ -131,30 +147,33 @@ def forest_plot(
         axes.axvspan(1 / (1 + widest), 1 + widest, color=BAND, linewidth=0, zorder=0)
         for index, row in enumerate(drawn):
             y = len(drawn) - 1 - index
-            color = colors.get(row.kind, ARMS[1])
+            color = WORD_COLORS.get(row.word) or KIND_COLORS.get(row.kind, ARMS[1])
             bounds = [bound for bound in finite([row.ci_low, row.ci_high]) if bound > 0]
             marks = []
             if len(bounds) == 2:
                 width = 1.2 if dense else 2.4
                 marks += axes.plot(bounds, [y] * 2, color=color, linewidth=width, solid_capstyle="butt", zorder=1)
-            marker = "o" if row.kind == "usual" else "D"
-            marks += axes.plot([row.effect], [y], marker, color=color, markersize=3.5 if dense else 7, zorder=2)
+            marker = WORD_MARKERS.get(row.word) or ("o" if row.kind == "usual" else "D")
+            marks += axes.plot([row.effect], [y], marker, color=color, markersize=3.5 if dense else 7, zorder=2,
+                               clip_on=False)  # fmt: skip
             span = f" ({bounds[0]:.3g} – {bounds[1]:.3g})" if len(bounds) == 2 else ""
-            drawing.tip(marks, row.tip or f"{row.label}: {words.local(f'×{row.effect:.3g}{span}')}")
+            drawing.tip(marks, row.tip or f"{shown(row.label)}: {words.local(f'×{row.effect:.3g}{span}')}")
             values += [row.effect, *bounds]
         axes.axvline(1.0, color=QUIET, linewidth=1, zorder=0)
-        ratio_axis(axes, min(values) / 1.08, max(values) * 1.08, words)
+        room = max(1.05, (max(values) / min(values)) ** 0.04)
+        ratio_axis(axes, min(values) / room, max(values) * room, words)
         axes.set_yticks(
             [len(drawn) - 1 - index for index in range(len(drawn))],
-            [shown(row.label, 38) for row in drawn],
-            fontsize=6 if dense else 8.5,
+            labels,
+            fontsize=7 if dense else 8.5,
         )
         for tick, row in zip(axes.get_yticklabels(), drawn, strict=True):
             tick.set_fontweight("normal" if row.kind == "usual" else "bold")
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.set_ylim(-0.6, len(drawn) - 0.4)
-        axes.set_xlabel(axis)
+        # From the right edge to the left, where the labels leave room: the axes of long labels are narrow.
+        axes.set_xlabel(axis, loc="right")
         return drawing.svg(title, description)
 
 

@@ -1,12 +1,12 @@
 """Figures of the offload section: regimes, sources of tokens, bytes moved, lengths, tier sizes, memory."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from msgspec import Struct
 
+from kvtrial.analysis.effect import Interval, hodges_lehmann, log_ratios
 from kvtrial.analysis.lengths import NEVER, LengthFit
 from kvtrial.analysis.report.drawing import (
     ARMS,
@@ -158,17 +158,12 @@ def moved_plot(moved: Mapping[str, tuple[float, float]], arm: str, words: Words,
         return drawing.svg(words("figure.moved"), text)
 
 
-def length_ratios(fit: LengthFit) -> list[list[float]]:
-    """The ratio of both arms' times to first token, by pair, then by length."""
+def length_effects(fit: LengthFit) -> list[Interval]:
+    """The effect at each length with its interval on the log scale, over pairs, as the comparisons have it."""
     return [
-        [mine / theirs for mine, theirs in zip(arm, against, strict=True)]
-        for arm, against in zip(fit.arm_seconds, fit.against_seconds, strict=True)
+        hodges_lehmann(log_ratios(arm, against))
+        for arm, against in zip(zip(*fit.arm_seconds, strict=True), zip(*fit.against_seconds, strict=True), strict=True)
     ]
-
-
-def middle_ratios(fit: LengthFit) -> list[float]:
-    """The median over pairs at each length."""
-    return [statistics.median(column) for column in zip(*length_ratios(fit), strict=True)]
 
 
 def lengths_plot(fits: Sequence[LengthFit], words: Words, text: str) -> str | None:
@@ -182,18 +177,26 @@ def lengths_plot(fits: Sequence[LengthFit], words: Words, text: str) -> str | No
         values = [1.0]
         for index, fit in enumerate(fits[: len(ARMS)]):
             color = ARMS[index]
-            ratios = length_ratios(fit)
-            middles = middle_ratios(fit)
-            values += [value for row in ratios for value in row]
-            axes.plot(fit.tokens, middles, LINES[index % len(LINES)], marker=MARKERS[index % len(MARKERS)], color=color,
-                      linewidth=2, markersize=6.5, label=shown(f"{fit.model}, {fit.host}", 40))  # fmt: skip
-            for tokens, column in zip(fit.tokens, zip(*ratios, strict=True), strict=True):
-                spread = axes.plot([tokens] * 2, [min(column), max(column)], color=color, linewidth=1.2)
-                drawing.tip(
-                    spread,
-                    f"{fit.model}, {words.whole(tokens)}: {words.local(f'×{min(column):.3g} – ×{max(column):.3g}')}",
-                )
+            effects = [
+                (math.exp(found.estimate), math.exp(found.low), math.exp(found.high)) for found in length_effects(fit)
+            ]
+            values += [high for _, _, high in effects]
+            axes.plot(fit.tokens, [middle for middle, _, _ in effects], LINES[index % len(LINES)],
+                      marker=MARKERS[index % len(MARKERS)], color=color, linewidth=2, markersize=6.5,
+                      label=shown(f"{fit.model}, {fit.host}", 40))  # fmt: skip
+            for tokens, (middle, low, high) in zip(fit.tokens, effects, strict=True):
+                spread = axes.plot([tokens] * 2, [low, high], color=color, linewidth=1.4)
+                said = words.local(f"×{middle:.3g} ({low:.3g} – {high:.3g})")
+                drawing.tip(spread, f"{fit.model}, {words.whole(tokens)}: {said}")
             crossing = fit.by_interpolation.tokens
+            low, high = (
+                min(max(bound, fit.tokens[0]), fit.tokens[-1])
+                for bound in (fit.by_interpolation.low, fit.by_interpolation.high)
+            )
+            if low < high:
+                # Both models may cross in one place: their bars lie a little apart.
+                axes.plot([low, high], [1.0 + 0.012 * index] * 2, color=color, linewidth=4, alpha=0.55, zorder=3,
+                          solid_capstyle="butt")  # fmt: skip
             if 0 < crossing < NEVER and fit.tokens[0] <= crossing <= fit.tokens[-1]:
                 mark = axes.plot([crossing], [1.0], "X", color=color, markersize=9, zorder=4)
                 drawing.tip(mark, f"{fit.model}: {words('figure.pays_from', tokens=words.whole(crossing))}")
@@ -236,9 +239,10 @@ def tiers_plot(budget: TierBudget, margin: float, words: Words, text: str) -> st
                 f"{row.arm}, {words.bytes(row.tier_bytes)}: "
                 f"{words.local(f'×{row.effect:.3g} ({low:.3g} – {high:.3g})')}, {row.verdict}",
             )
-            axes.annotate(shown(row.arm, 14), (size, high), xytext=(0, 5), textcoords="offset points", ha="center",
-                          fontsize=9, fontweight="bold" if enough else "normal")  # fmt: skip
-        axes.margins(x=0.14, y=0.16)
+            axes.annotate(shown(row.arm, 14), (size, high), xytext=(0, 9), textcoords="offset points", ha="center",
+                          va="bottom", fontsize=9, fontweight="bold" if enough else "normal", zorder=5,
+                          bbox={"facecolor": PAPER, "edgecolor": "none", "pad": 1.5})  # fmt: skip
+        axes.margins(x=0.14, y=0.2)
         number_axis(axes.xaxis, words)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: words.local(f"×{value:g}")))
         axes.grid(axis="y")
@@ -266,7 +270,7 @@ def memory_plot(memory: Mapping[str, Mapping[str, Span]], arms: Sequence[str], w
                     drawing.tip(bar, f"{kind}, {arm}: {words.bytes(span.middle)} ({words.bytes(span.low)} – "
                                      f"{words.bytes(span.high)})")  # fmt: skip
             axes.barh([math.nan], [math.nan], color=ARMS[index % len(ARMS)], label=shown(arm, 18))
-        axes.set_yticks([len(memory) - 1 - row for row in range(len(memory))], [shown(kind, 26) for kind in memory])
+        axes.set_yticks([len(memory) - 1 - row for row in range(len(memory))], [shown(kind, 40) for kind in memory])
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(-0.5, len(memory) - 0.5)
         axes.set_xlim(left=0)

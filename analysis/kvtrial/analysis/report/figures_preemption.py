@@ -34,6 +34,7 @@ ARMS_DRAWN_MAX = 6
 HATCHES = ("", "////", "", "xxxx")
 PART_COLORS = (QUIET, ARMS[0], ARMS[2], ARMS[3])
 POINTS_MAX = 400
+ASIDE = 0.07
 
 
 class LevelParts(Struct, frozen=True):
@@ -71,12 +72,16 @@ def ladder_plot(ladder: LadderResult, words: Words, text: str) -> str | None:
                     for level in arm.levels
                     if (measured := value(level)) is not None and math.isfinite(measured)
                 ]
-                axes.plot([x for x, _ in points], [y for _, y in points], LINES[index % len(LINES)], color=ARMS[index],
-                          linewidth=1.8, label=shown(arm.arm, 18))  # fmt: skip
+                # Arms with the same value stand beside each other, so that none hides another.
+                aside = (index - (len(arms) - 1) / 2) * ASIDE
+                axes.plot([x + aside for x, _ in points], [y for _, y in points], LINES[index % len(LINES)],
+                          color=ARMS[index], linewidth=1.8, label=shown(arm.arm, 18))  # fmt: skip
                 for x, y in points:
-                    mark = axes.plot([x], [y], MARKERS[index % len(MARKERS)], color=ARMS[index], markersize=5)
+                    mark = axes.plot([x + aside], [y], MARKERS[index % len(MARKERS)], color=ARMS[index], markersize=5,
+                                     clip_on=False)  # fmt: skip
                     said = words.local(f"{y:,.3g}{f' {unit}' if unit else ''}")
                     drawing.tip(mark, f"{arm.arm}, {words('figure.in_flight', level=levels[x])}: {said}")
+            axes.margins(y=0.08)
             axes.set_ylim(bottom=0)
             number_axis(axes.yaxis, words, 4)
             axes.grid(axis="y")
@@ -149,7 +154,7 @@ def time_line_plot(points: Sequence[PressurePoint], words: Words, title: str, te
         preempted.set_ylim(bottom=0)
         number_axis(preempted.yaxis, words, 4, whole=True)
         heading(preempted, words("figure.preempted"))
-        preempted.set_xlim(0, max(seconds) or 1)
+        preempted.set_xlim(0, 1.02 * max(seconds) or 1)
         number_axis(preempted.xaxis, words)
         for axes in drawing.panels:
             axes.grid(axis="y")
@@ -248,7 +253,10 @@ def reached_plot(arms: Sequence[ArmLadder], words: Words, text: str) -> str | No
                 axes.annotate(f" {by_profile[profile]}", (by_profile[profile], y), va="center", fontsize=8.5, color=INK)
                 drawing.tip(bar, f"{arm.arm}, {profile}: {by_profile[profile]}")
             axes.barh([math.nan], [math.nan], color=ARMS[index], label=shown(arm.arm, 18))
-        axes.set_yticks([len(profiles) - 1 - row for row in range(len(profiles))], [shown(p, 20) for p in profiles])
+        axes.set_yticks(
+            [len(profiles) - 1 - row for row in range(len(profiles))],
+            [shown(words.or_else(f"profile.{p}", p), 20) for p in profiles],
+        )
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(-0.5, len(profiles) - 0.5)
         axes.margins(x=0.08)

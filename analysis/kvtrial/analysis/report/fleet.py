@@ -9,9 +9,10 @@ from msgspec import Struct
 from kvtrial.analysis import answer
 from kvtrial.analysis.effect import differences, hodges_lehmann, log_ratios
 from kvtrial.analysis.fleet import OddHost, odd_hosts
-from kvtrial.analysis.report import figures
-from kvtrial.analysis.report.figures_history import history_plot
-from kvtrial.analysis.report.history import History, Series
+from kvtrial.analysis.history.model import ALL_HOSTS, ChangePoint, History, Series
+from kvtrial.analysis.report import figures, top
+from kvtrial.analysis.report.conditions import gpus_text
+from kvtrial.analysis.report.figures_history import history_plot, level_text
 from kvtrial.analysis.report.selection import HOSTS_SHOWN_MAX, Chosen, Plot, Row, Table, clipped, drawn
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.record import RunRecord
@@ -27,7 +28,7 @@ DRIFTS: dict[str, Callable[[RunRecord], str]] = {
     "model": lambda record: f"{record.model.name} {record.model.revision}".strip(),
     "cpu": lambda record: f"{record.conditions.cpu_model}, {record.conditions.cpus}",
     "ram": lambda record: answer.bytes_text(record.conditions.ram_total_bytes),
-    "gpus": lambda record: "; ".join(" ".join(map(str, gpu.values())) for gpu in record.conditions.gpus),
+    "gpus": lambda record: gpus_text(record.conditions.gpus),
     "driver": lambda record: record.conditions.driver_version or "",
     "os": lambda record: record.conditions.os,
     "kernel": lambda record: record.conditions.kernel,
@@ -48,17 +49,19 @@ class Section(Struct, frozen=True):
     drift: Table | None
     plots: list[Plot]
     history: list[Table]
+    history_said: str
 
 
 def section(verdict: Verdict, chosen: Chosen, history: History | None, words: Words) -> Section | None:
     """The section of a campaign over several hosts, or with a history; None for a single host without."""
-    series = history.series[:SERIES_SHOWN_MAX] if history is not None else []
-    if len(verdict.hosts) < 2 and not series:
+    if len(verdict.hosts) < 2 and history is None:
         return None
+    told = _told(history, verdict) if history is not None else []
+    series = told[:SERIES_SHOWN_MAX]
     odd = _odd(verdict, chosen.records)
     plots = [
         _forest(verdict, {found.host for found in odd}, words) if len(verdict.hosts) > 1 else None,
-        *(_series_plot(index, one, words) for index, one in enumerate(series)),
+        *(_series_plot(index, one, found, words) for index, (one, found) in enumerate(series)),
     ]
     return Section(
         hosts=_hosts(verdict, [found.host for found in odd], words),
@@ -71,7 +74,8 @@ def section(verdict: Verdict, chosen: Chosen, history: History | None, words: Wo
         missing=_missing(verdict, chosen.records),
         drift=_drift(chosen.records, words),
         plots=[plot for plot in plots if plot is not None],
-        history=[table for one in series if (table := _changes(one, words)) is not None],
+        history=[table for one, found in series if (table := _changes(one, found, words)) is not None],
+        history_said=_history_said(history, verdict.protocol, len(told) - len(series), words) if history else "",
     )  # fmt: skip
 
 
@@ -206,27 +210,72 @@ def _drift(records: Sequence[RunRecord], words: Words) -> Table | None:
 # ----------------------------------------------------------------------------------------------------------- history
 
 
-def _series_plot(index: int, series: Series, words: Words) -> Plot | None:
-    caption = words("caption.history", name=clipped(series.name, 120), host=clipped(series.host, 60))
-    svg = history_plot(f"history{index}", series, words, caption)
-    return drawn(svg, words("figure.history", host=clipped(series.host, 60)), caption)
+def _told(history: History, verdict: Verdict) -> list[tuple[Series, list[ChangePoint]]]:
+    """The protocol's series with their changes: alarms first, then changed ones, then the effect that decides."""
+    found = [
+        (series, [change for change in history.changes if series.holds(change)])
+        for series in history.shown
+        if series.protocol == verdict.protocol
+    ]
+    hosts = {host.host for host in verdict.hosts} | {ALL_HOSTS}
+    found = [(series, changes) for series, changes in found if series.host in hosts]
+    return sorted(
+        found,
+        key=lambda item: (
+            not any(change.alarm for change in item[1]),
+            not item[1],
+            item[0].role != "primary" or item[0].kind != "effect",
+            item[0].host != ALL_HOSTS,
+            item[0].host,
+        ),
+    )
 
 
-def _changes(series: Series, words: Words) -> Table | None:
+def _history_said(history: History, protocol: str, left_out: int, words: Words) -> str:
+    """How many nights there are, and whether a level changed."""
+    if protocol not in history.protocols:
+        return words("history.other_protocol", protocol=clipped(protocol, 60))
+    if len(history.nights) < 2:
+        return words("history.one_night")
+    changes = [change for change in history.changes if change.protocol == protocol]
+    span = {"first": history.nights[0], "last": history.nights[-1], "nights": words.count(len(history.nights), "night")}
+    said = words("history.changed" if changes else "history.unchanged", count=len(changes), **span)
+    return f"{said} {words('history.left_out', count=left_out)}" if left_out > 0 else said
+
+
+def _name(series: Series, words: Words) -> str:
+    what = f"{words.short_metric(series.metric)} {top.place(series.phase, words)}"
+    arms = (
+        series.arm if series.kind == "control" else words("comparison.against", arm=series.arm, against=series.against)
+    )
+    return clipped(f"{what}, {arms}", 160)
+
+
+def _host(series: Series, words: Words) -> str:
+    return words("fleet.pool") if series.host == ALL_HOSTS else clipped(series.host, 60)
+
+
+def _series_plot(index: int, series: Series, changes: Sequence[ChangePoint], words: Words) -> Plot | None:
+    caption = words("caption.history", name=_name(series, words), host=_host(series, words))
+    title = words("figure.history", host=_host(series, words))
+    return drawn(history_plot(f"history{index}", series, changes, words, title, caption), title, caption)
+
+
+def _changes(series: Series, changes: Sequence[ChangePoint], words: Words) -> Table | None:
     """A row a change point, with the pins that changed there."""
     rows = []
-    for change in series.changes:
+    for change in sorted(changes, key=lambda change: change.night):
         pins = [
-            f"{clipped(pin.pin, 80)}: {clipped(pin.before, 120)} → {clipped(pin.after, 120)}" for pin in change.pins
+            f"{clipped(pin, 80)}: {' → '.join(clipped(value, 120) for value in values)}"
+            for pin, values in sorted(change.pins_changed.items())
         ]
         cells = [
-            clipped(change.campaign, 120),
-            words.local(f"×{change.before:.3g}"),
-            words.local(f"×{change.after:.3g}"),
-            words.local(answer.p_text(change.p_value)) if answer.is_number(change.p_value) else "–",
+            level_text(change.from_value, series, words),
+            level_text(change.to_value, series, words),
+            words.local(answer.p_text(change.p_value)) if change.evidence == "night" else words("history.by_size"),
             "\n".join(pins) or words("history.no_pin"),
         ]
-        rows.append(Row(clipped(change.at, 40), cells))
-    heads = [words(f"history.{name}") for name in ("at", "campaign", "before", "after", "p", "pins")]
-    title = words("history.changes", name=clipped(series.name, 120), host=clipped(series.host, 60))
+        rows.append(Row(clipped(change.night, 40), cells))
+    heads = [words(f"history.{name}") for name in ("at", "before", "after", "p", "pins")]
+    title = words("history.changes", name=_name(series, words), host=_host(series, words))
     return Table(heads, rows, title=title) if rows else None

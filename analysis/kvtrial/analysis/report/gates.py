@@ -47,8 +47,8 @@ def fault_rows(records: Sequence[RunRecord], words: Words) -> list[Row]:
             continue
         place = f"{fault.fault}, {fault.origin}" + (f", {words('phase')} {fault.phase}" if fault.phase else "")
         parts = [fault.detail]
-        parts += [f"Cause: {fault.cause}"] if fault.cause else []
-        parts += [f"Fix: {fault.fix}"] if fault.fix else []
+        parts += [words("faults.cause", said=fault.cause)] if fault.cause else []
+        parts += [words("faults.fix", said=fault.fix)] if fault.fix else []
         log = "\n".join(answer.one_line(line, 300) for line in fault.log_tail[-12:])
         cells = [record.arm, place, clipped(" ".join(map(answer.sentence, parts)))]
         rows.append(Row(f"{record.host} / {record.run}", cells, kind=record.outcome, note=log))

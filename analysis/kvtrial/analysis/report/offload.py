@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from kvtrial.analysis import answer
-from kvtrial.analysis.lengths import NEVER, LengthFit
-from kvtrial.analysis.report import comparisons
+from kvtrial.analysis.lengths import NEVER, Crossing, LengthFit
+from kvtrial.analysis.report import comparisons, top
 from kvtrial.analysis.report import figures_offload as figures
 from kvtrial.analysis.report.figures_offload import Span, Stack
 from kvtrial.analysis.report.selection import (
@@ -70,7 +70,7 @@ def section(verdict: Verdict, protocol: Protocol, chosen: Chosen, fits: Sequence
         _sources_plot(sources, words),
         _moved_plot(chosen, words),
         comparisons.ecdf_plot(verdict, chosen, words),
-        comparisons.mix_plot(verdict, words),
+        comparisons.mix_plot(verdict, _pays(verdict, words), words),
         _lengths_plot(fits, words),
         _tiers_plot(verdict, words),
         _memory_plot(chosen, words),
@@ -87,6 +87,11 @@ def section(verdict: Verdict, protocol: Protocol, chosen: Chosen, fits: Sequence
 
 
 # ----------------------------------------------------------------------------------------------------------- regimes
+
+
+def _pays(verdict: Verdict, words: Words) -> str:
+    """The break-even in a sentence."""
+    return (answer.break_even_text(verdict.break_even) or "") if words.is_english else top.break_even(verdict, words)
 
 
 def _is_mix(phase: str) -> bool:
@@ -126,9 +131,15 @@ def regime_rows(protocol: Protocol, chosen: Chosen, words: Words) -> list[Row]:
         for other in middles[1:]:
             first = middles[0]
             cells.append(words.local(f"x{answer.number_text(other / first)}") if first and other is not None else "–")
-        note = words("regime.mix") if _is_mix(name) else words.or_else(f"regime.{name}", "")
+        note = words("regime.mix") if _is_mix(name) else words.or_else(f"regime.{name}", _asked_for(name, words))
         rows.append(Row(name, cells, note=note))
     return rows
+
+
+def _asked_for(phase: str, words: Words) -> str:
+    """What a phase asks for where its name says so; else nothing."""
+    found = top.subject(phase, words)
+    return "" if found == words("subject.other", phase=phase) else words("regime.asks", subject=found)
 
 
 def _regimes_plot(protocol: Protocol, chosen: Chosen, words: Words) -> Plot | None:
@@ -139,6 +150,8 @@ def _regimes_plot(protocol: Protocol, chosen: Chosen, words: Words) -> Plot | No
             if values:
                 regimes.setdefault(name, {})[arm] = _span(values)
     caption = words("caption.regimes")
+    if "noload_return" in regimes:
+        caption += " " + words("caption.noload")
     return drawn(figures.regimes_plot(regimes, chosen.arms, words, caption), words("figure.regimes"), caption)
 
 
@@ -210,6 +223,8 @@ def _moved_plot(chosen: Chosen, words: Words) -> Plot | None:
         return None
     arm, moved = max(by_arm.items(), key=lambda item: sum(map(sum, item[1].values())))
     caption = words("caption.moved", arm=arm)
+    if others := [name for name in by_arm if name != arm]:
+        caption += " " + words("caption.moved_others", arms=", ".join(others))
     return drawn(figures.moved_plot(moved, arm, words, caption), words("figure.moved"), caption)
 
 
@@ -228,9 +243,9 @@ def _lengths_table(fits: Sequence[LengthFit], words: Words) -> Table | None:
             fit.model or fit.host,
             [
                 fit.host,
-                ", ".join(words.whole(tokens) for tokens in fit.tokens),
-                _pays_from(fit.by_lines.tokens, fit, words),
-                _pays_from(fit.by_interpolation.tokens, fit, words),
+                "; ".join(words.whole(tokens) for tokens in fit.tokens),
+                _pays_from(fit.by_lines, fit, words),
+                _pays_from(fit.by_interpolation, fit, words),
                 words.count(len(fit.arm_seconds), "pair"),
             ],
             note=fit.campaign,
@@ -241,12 +256,26 @@ def _lengths_table(fits: Sequence[LengthFit], words: Words) -> Table | None:
     return Table(heads, rows, title=words("figure.lengths")) if rows else None
 
 
-def _pays_from(tokens: float, fit: LengthFit, words: Words) -> str:
+def _pays_from(found: Crossing, fit: LengthFit, words: Words) -> str:
+    """From which length on it pays, and below it the interval of that length."""
+    if found.tokens == NEVER:
+        said = words("lengths.never")
+    elif found.tokens == 0:
+        said = words("lengths.always")
+    else:
+        said = words("lengths.from", tokens=_length(found.tokens, fit, words))
+    bounds = [_length(bound, fit, words) for bound in (found.low, found.high)]
+    return f"{said}\n" + words("merit.interval", confidence=words.share(found.confidence),
+                               interval=words("spread", low=bounds[0], high=bounds[1]))  # fmt: skip
+
+
+def _length(tokens: float, fit: LengthFit, words: Words) -> str:
+    """A length in tokens; what lies outside the measured lengths is said to."""
     if tokens == NEVER:
-        return words("lengths.never")
+        return words("lengths.no_length")
     if tokens == 0:
-        return words("lengths.always")
-    said = words("lengths.from", tokens=words.whole(tokens))
+        return words("lengths.under", tokens=words.whole(fit.tokens[0]))
+    said = words.whole(tokens)
     return said if fit.tokens[0] <= tokens <= fit.tokens[-1] else f"{said} ({words('lengths.outside')})"
 
 

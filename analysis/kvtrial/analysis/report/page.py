@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -11,11 +11,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from kvtrial.analysis import answer
+from kvtrial.analysis.history.model import History
 from kvtrial.analysis.lengths import LengthFit
+from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.report import brief, comparisons, conditions, fleet, gates, offload, preemption, top
-from kvtrial.analysis.report.history import History
 from kvtrial.analysis.report.selection import choose, clipped
-from kvtrial.analysis.report.words import Words
+from kvtrial.analysis.report.words import Words, signs
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import RunRecord
 from kvtrial.record.verdict import Verdict
@@ -23,6 +24,7 @@ from kvtrial.record.verdict import Verdict
 UNIT_SPACE = re.compile(r"(?<=\d) (?=(?:%|ms|s|B|[KMGT]iB|pairs?|runs?)\b|%)")
 """The space between a number and its unit, where no line should break."""
 LONG_HEADLINE = 160
+SCRIPT_TEXTS = ("copy", "copied", "filter", "rows")
 
 
 def build_report(
@@ -35,18 +37,24 @@ def build_report(
     language: str = "en",
     history: History | None = None,
     fits: Sequence[LengthFit] = (),
+    prices: Prices | None = None,
+    commands: Mapping[str, str] | None = None,
 ) -> str:
     """The report as HTML text: pure, the same input gives the same text.
 
     `records`: all runs, dropped and faulty ones too. `campaign`: what campaign.json holds. `history`: of earlier
     campaigns, if any. `fits`: from which prefix length on it pays, of this campaign and of others with other models.
+    `prices`: what the user pays, for the brief. `commands`: what may be copied, by name (campaign, run, verdict,
+    report).
     Everything that comes from a host, a log or a user is escaped. Missing parts (no run, one run, NaN) are laid out as
     "not measured".
     """
     words = Words(language)
     environment = _environment(words)
     chosen = choose(protocol, records)
-    script = environment.get_template("report.js").render()
+    script = environment.get_template("report.js").render(
+        words={name: words(f"script.{name}") for name in SCRIPT_TEXTS}
+    )
     headline = top.headline(verdict, words)
     page = environment.get_template("page.html.j2").render(
         t=words,
@@ -55,7 +63,8 @@ def build_report(
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         verdict=verdict,
         protocol=protocol,
-        question=_question(protocol),
+        question=_question(protocol, words),
+        question_is_quoted=words.is_quoted(protocol.question),
         mark=top.MARKS[verdict.verdict],
         headline=headline,
         headline_is_quoted=not words.is_english and top.headline_is_quoted(verdict),
@@ -68,7 +77,7 @@ def build_report(
         next_is_quoted=top.next_is_quoted(verdict, words),
         started=min((record.times.started_at_utc for record in chosen.records), default=""),
         arms=chosen.arms,
-        arm_titles={arm: protocol.arms[arm].title for arm in chosen.arms if arm in protocol.arms},
+        arm_titles={arm: words.title(protocol.arms[arm].title) for arm in chosen.arms if arm in protocol.arms},
         counts=top.counts(verdict, words),
         gates=gates.gate_rows(verdict, words),
         faults=gates.fault_rows(chosen.records, words),
@@ -78,17 +87,24 @@ def build_report(
         offload=offload.section(verdict, protocol, chosen, fits, words),
         preemption=preemption.section(verdict.ladder, protocol.control, chosen, words),
         fleet=fleet.section(verdict, chosen, history, words),
-        conditions=conditions.section(verdict, chosen, campaign, words),
-        brief=brief.brief_of(verdict, protocol.control, chosen, words),
+        conditions=conditions.section(verdict, chosen, campaign, commands or {}, words),
+        brief=brief.brief_of(verdict, protocol, chosen, words, prices),
         summary_shape=None if summary_frame is None else summary_frame.shape,
     )
     return page.lstrip() + "\n"
 
 
-def build_brief(verdict: Verdict, protocol: Protocol, records: list[RunRecord], *, language: str = "en") -> str:
+def build_brief(
+    verdict: Verdict,
+    protocol: Protocol,
+    records: list[RunRecord],
+    *,
+    language: str = "en",
+    prices: Prices | None = None,
+) -> str:
     """brief.md: half a page of Markdown."""
     words = Words(language)
-    made = brief.brief_of(verdict, protocol.control, choose(protocol, records), words)
+    made = brief.brief_of(verdict, protocol, choose(protocol, records), words, prices)
     return brief.to_markdown(made, words("brief.from", campaign=verdict.campaign, protocol=verdict.protocol))
 
 
@@ -101,7 +117,7 @@ def _environment(words: Words) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["breakable"] = lambda text: escape(text).replace("_", Markup("_<wbr>"))
-    environment.filters["unbroken"] = lambda text: UNIT_SPACE.sub("\u00a0", str(text))
+    environment.filters["unbroken"] = lambda text: UNIT_SPACE.sub("\u00a0", signs(str(text)))
     environment.filters["clip"] = lambda text: clipped(str(text))
     # Sentences of the analysis are English; on a page in another language they are marked so for screen readers.
     environment.filters["quoted"] = lambda text: (
@@ -110,6 +126,6 @@ def _environment(words: Words) -> Environment:
     return environment
 
 
-def _question(protocol: Protocol) -> str:
-    question = protocol.question.strip()
+def _question(protocol: Protocol, words: Words) -> str:
+    question = words.title(protocol.question.strip())
     return question[:1].upper() + question[1:]

@@ -1,9 +1,10 @@
 """The section on a ladder: levels, time line, ledger, lengths, and what each change buys. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
+from kvtrial.analysis.regime import CHANGE_MARKS
 from kvtrial.analysis.report import figures_preemption as figures
 from kvtrial.analysis.report.selection import Chosen, Plot, Row, Table, drawn
 from kvtrial.analysis.report.words import Words
@@ -12,7 +13,6 @@ from kvtrial.record.pressure import PressurePoint
 from kvtrial.record.record import PhaseRecord, RunRecord
 
 LINE_POINTS_MAX = 40
-HEADS = 13
 PARTS = ("lag", "first_token", "gaps", "stalls")
 
 
@@ -20,6 +20,7 @@ class Section(Struct, frozen=True):
     """All of the section."""
 
     words: list[str]
+    more_words: list[str]
     plots: list[Plot]
     changes: Table | None
     ledger: Table | None
@@ -32,6 +33,9 @@ def section(ladder: LadderResult | None, control: str, chosen: Chosen, words: Wo
     """The section of a campaign with a ladder, None without."""
     if ladder is None:
         return None
+    # From the first change on the table of changes says it.
+    marked = (number for number, line in enumerate(ladder.regime) if any(mark in line for mark in CHANGE_MARKS))
+    said = next(marked, len(ladder.regime))
     own = [run for run in chosen.used if run.arm == control and run.host == ladder.host]
     told = _time_line_phase(own)
     plots = [
@@ -48,7 +52,8 @@ def section(ladder: LadderResult | None, control: str, chosen: Chosen, words: Wo
         ),
     ]
     return Section(
-        words=ladder.regime,
+        words=ladder.regime[:said],
+        more_words=ladder.regime[said:],
         plots=[plot for plot in plots if plot is not None],
         changes=_changes(ladder, control, words),
         ledger=_ledger_table(own, words),
@@ -81,18 +86,19 @@ def _change(arm: ArmLadder, words: Words) -> Row:
         buys = words(key, time=words.seconds(abs(arm.less_queue_seconds)))
     cost = "–"
     if arm.cost_amount and arm.cost_unit:
-        cost = f"{words.local(f'{arm.cost_amount:+,.3g}')} {words.or_else(f'cost.{arm.cost_unit}', arm.cost_unit)}"
+        cost = words.cost(arm.cost_amount, arm.cost_unit)
         if arm.fewer_preemptions_per_1000_per_unit is not None:
             rate = words.number(abs(arm.fewer_preemptions_per_1000_per_unit))
             cost += "\n" + words("change.per_unit", rate=rate)
     onset = words.whole(arm.onset_measured) if arm.onset_measured is not None else words("change.no_onset")
     reached = "\n".join(
-        f"{entry.profile}: {entry.concurrency if entry.concurrency is not None else words('change.none')}"
+        f"{words.or_else(f'profile.{entry.profile}', entry.profile)}: "
+        + (words("change.none") if entry.concurrency is None else words.whole(entry.concurrency))
         for entry in arm.reached
     )
     state = {True: words("change.is_moved"), False: words("change.not_moved"), None: words("change.unknown")}[arm.moved]
     kind = {True: "moved", False: "stayed", None: ""}[arm.moved]
-    note = arm.title + (f". {words('change.work')} {arm.changes_work}." if arm.changes_work else "")
+    note = words.title(arm.title) + (f". {words('change.work')} {arm.changes_work}." if arm.changes_work else "")
     return Row(arm.arm, [buys, cost, onset, reached or "–", state, arm.moved_note], kind=kind, note=note)
 
 
@@ -236,10 +242,12 @@ def _point(point: PressurePoint, words: Words) -> Row:
 
 
 def _levels(arm: ArmLadder, words: Words) -> Table:
-    heads = [words(f"level.{number}") for number in range(HEADS)]
-    return Table(
-        heads, [_level(level, words) for level in arm.levels], f"{arm.arm}: {arm.title}", caption=_onsets(arm, words)
-    )
+    """Measures down, levels across: a number a cell, and as narrow as a ladder has levels."""
+    heads = [words("level.in_flight"), *(words.whole(level.concurrency) for level in arm.levels)]
+    rows = [
+        Row(words(f"level.{name}"), [read(level, words) for level in arm.levels]) for name, read in MEASURES.items()
+    ]
+    return Table(heads, rows, f"{arm.arm}: {words.title(arm.title)}", caption=_onsets(arm, words))
 
 
 def _onsets(arm: ArmLadder, words: Words) -> str:
@@ -260,35 +268,38 @@ def _onsets(arm: ArmLadder, words: Words) -> str:
     return f"{sentence} {words('onset.gpu_seconds', gpus=arm.gpus, costs=', '.join(costs))}" if costs else sentence
 
 
-def _level(level: Level, words: Words) -> Row:
-    number, seconds, share = words.number, words.seconds, words.share
-    return Row(
-        str(level.concurrency),
-        [
-            f"{level.preemptions} ({number(level.preemptions_per_request)}, {number(level.preemptions_per_second)})",
-            words.or_else(f"pattern.{level.pattern}", level.pattern),
-            f"{level.requests}, {level.failed}, {level.aborted}",
-            f"{seconds(level.ttft_median_seconds)}, {seconds(level.ttft_p95_seconds)}",
-            f"{seconds(level.inter_token_median_seconds)}, {seconds(level.longest_gap_p95_seconds)}",
-            f"{seconds(level.queue_seconds_per_request)}, {seconds(level.stall_seconds_per_request)}",
-            f"{seconds(level.e2e_median_seconds)}, {seconds(level.e2e_p95_seconds)}",
-            number(level.output_tokens_per_second),
-            ", ".join((number(level.running_peak), number(level.waiting_peak), share(level.kv_used_share_peak))),
-            ", ".join(
-                (
-                    _spanned(level.prompt_tokens_mean, level.prompt_tokens_range, words),
-                    number(level.max_tokens_mean),
-                    _spanned(level.answer_tokens_mean, level.answer_tokens_range, words),
-                )
-            ),
-            number(level.recomputed_tokens_at_most),
-            f"{share(level.server_difference_share)}, {share(level.server_outside_core_share)}",
-        ],
-    )
-
-
 def _spanned(mean: float | None, span: Sequence[int] | None, words: Words) -> str:
     """A mean, with the least and the most where they are not alike."""
     if not span or span[0] == span[1]:
         return words.number(mean)
-    return words("level.spanned", mean=words.number(mean), low=span[0], high=span[1])
+    return f"{words.number(mean)}\n{words('level.span', low=words.whole(span[0]), high=words.whole(span[1]))}"
+
+
+MEASURES: dict[str, Callable[[Level, Words], str]] = {
+    "preemptions": lambda level, words: words.whole(level.preemptions),
+    "preemptions_per_request": lambda level, words: words.number(level.preemptions_per_request),
+    "preemptions_per_second": lambda level, words: words.number(level.preemptions_per_second),
+    "pattern": lambda level, words: words.or_else(f"pattern.{level.pattern}", level.pattern),
+    "completed": lambda level, words: words.whole(level.requests),
+    "failed": lambda level, words: words.whole(level.failed),
+    "aborted": lambda level, words: words.whole(level.aborted),
+    "ttft_median": lambda level, words: words.seconds(level.ttft_median_seconds),
+    "ttft_p95": lambda level, words: words.seconds(level.ttft_p95_seconds),
+    "gap_median": lambda level, words: words.seconds(level.inter_token_median_seconds),
+    "gap_longest": lambda level, words: words.seconds(level.longest_gap_p95_seconds),
+    "queue": lambda level, words: words.seconds(level.queue_seconds_per_request),
+    "stall": lambda level, words: words.seconds(level.stall_seconds_per_request),
+    "e2e_median": lambda level, words: words.seconds(level.e2e_median_seconds),
+    "e2e_p95": lambda level, words: words.seconds(level.e2e_p95_seconds),
+    "throughput": lambda level, words: words.number(level.output_tokens_per_second),
+    "running": lambda level, words: words.whole(level.running_peak),
+    "waiting": lambda level, words: words.whole(level.waiting_peak),
+    "kv_used": lambda level, words: words.share(level.kv_used_share_peak),
+    "prompt": lambda level, words: _spanned(level.prompt_tokens_mean, level.prompt_tokens_range, words),
+    "limit": lambda level, words: words.number(level.max_tokens_mean),
+    "answer": lambda level, words: _spanned(level.answer_tokens_mean, level.answer_tokens_range, words),
+    "recomputed": lambda level, words: words.whole(level.recomputed_tokens_at_most),
+    "short": lambda level, words: words.share(level.server_difference_share),
+    "outside": lambda level, words: words.share(level.server_outside_core_share),
+}
+"""What a level's column says, top to bottom."""

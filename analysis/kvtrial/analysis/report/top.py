@@ -24,7 +24,7 @@ def headline(verdict: Verdict, words: Words) -> str:
         return words("head.invalid_gate", gate=gate, meaning=words.or_else(f"gate.{gate}", "–"))
     assert primary is not None
     if verdict.verdict == "INCONCLUSIVE":
-        return words("head.inconclusive", effect=_effect_words(primary, words))
+        return as_measured(primary, words)
     if verdict.verdict == "EQUIVALENT":
         return words(
             "head.equivalent",
@@ -33,7 +33,13 @@ def headline(verdict: Verdict, words: Words) -> str:
             margin=words.local(answer.margin_text(primary)),
             what=_what(primary, words),
         )
-    return _effect_words(primary, words)
+    return effect_words(primary, words)
+
+
+def as_measured(comparison: ComparisonResult, words: Words) -> str:
+    """An effect that is not shown yet, in a sentence."""
+    effect = effect_words(comparison, words)
+    return words("head.inconclusive", effect=effect[:1].lower() + effect[1:])
 
 
 def headline_is_quoted(verdict: Verdict) -> bool:
@@ -57,17 +63,31 @@ def _failed_gate(verdict: Verdict) -> str | None:
 
 def _what(comparison: ComparisonResult, words: Words) -> str:
     """The compared thing, as the catalogue's language names it: metric and phase."""
-    where = words.or_else(f"where.{comparison.phase}", words("where.other", phase=comparison.phase))
-    return words("head.what", metric=words.metric(comparison.metric), phase=where)
+    return words("head.what", metric=words.metric(comparison.metric), phase=place(comparison.phase, words))
 
 
-def _where(phase: str, words: Words) -> str:
+def subject(phase: str, words: Words) -> str:
+    """What a phase asks for: "an evicted prefix", "an evicted prefix of 16k tokens"."""
     if mix := answer.MIX.fullmatch(phase):
         return words("subject.mix", share=int(mix[1]))
+    if found := answer.OF_LENGTH.fullmatch(phase):
+        return words("subject.of_length", subject=subject(found[1], words), tokens=found[2])
+    if found := answer.TOGETHER.fullmatch(phase):
+        return words("subject.together", subject=subject(found[1], words))
     return words.or_else(f"subject.{phase}", words("subject.other", phase=phase))
 
 
-def _effect_words(comparison: ComparisonResult, words: Words) -> str:
+def place(phase: str, words: Words) -> str:
+    """Where something was measured: "above the onset", "for an evicted prefix"."""
+    if words.has(f"where.{phase}"):
+        return words(f"where.{phase}")
+    found = subject(phase, words)
+    return words("where.other", phase=phase) if found == words("subject.other", phase=phase) else words(
+        "where.for", subject=found
+    )  # fmt: skip
+
+
+def effect_words(comparison: ComparisonResult, words: Words) -> str:
     """The effect in a sentence: what comes how much sooner with which arm."""
     assert comparison.effect is not None
     size = _size(comparison, comparison.effect, words)
@@ -76,15 +96,22 @@ def _effect_words(comparison: ComparisonResult, words: Words) -> str:
     if low is not None and high is not None and low < none < high and math.isfinite(low) and math.isfinite(high):
         size = words("head.anywhere", low=_size(comparison, low, words), high=_size(comparison, high, words))
     is_ttft = answer.is_ttft(comparison.metric)
-    where = words.or_else(f"where.{comparison.phase}", words("where.other", phase=comparison.phase))
     return words(
         "head.ttft" if is_ttft else "head.metric",
-        subject=_where(comparison.phase, words) if is_ttft else where,
+        subject=subject(comparison.phase, words) if is_ttft else place(comparison.phase, words),
         metric=_capital(words.metric(comparison.metric)),
         size=size,
         arm=comparison.arm,
         against=comparison.against,
     )
+
+
+def interval_words(comparison: ComparisonResult, words: Words) -> str:
+    """The interval in words, each end with its direction: "3 % later to 10 % later"."""
+    low, high = comparison.ci_low, comparison.ci_high
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return words("no_interval")
+    return words("spread", low=_size(comparison, low, words), high=_size(comparison, high, words))
 
 
 def _capital(text: str) -> str:
@@ -100,9 +127,10 @@ def _size(comparison: ComparisonResult, value: float, words: Words) -> str:
     if comparison.effect_scale == "difference":
         if value == 0:
             return words("size.same")
-        return words(
-            "size.by", size=compact(answer.in_unit(abs(value), answer.unit_of(comparison)), words), direction=direction
-        )
+        size = answer.in_unit(abs(value), answer.unit_of(comparison))
+        # The Russian name of the metric has its unit.
+        size = words.local(size) if words.is_english else compact(size, words)
+        return words("size.by", size=size, direction=direction)
     if value <= 0:
         return words("not_measured")
     times = max(value, 1 / value)
@@ -255,7 +283,7 @@ def _elsewhere(verdict: Verdict, words: Words) -> str:
     undecided = sum(item.verdict in ("INCONCLUSIVE", "INVALID") for item in guards)
     summary = "worse" if worse else "undecided" if undecided else "none"
     count = words(f"answer.guards_{summary}", worse=worse, undecided=undecided, guards=len(guards))
-    return f"{count}: {_guards(guards, words)}."
+    return f"{_capital(count)}: {_guards(guards, words)}."
 
 
 def _guards(guards: Sequence[ComparisonResult], words: Words) -> str:
@@ -263,7 +291,7 @@ def _guards(guards: Sequence[ComparisonResult], words: Words) -> str:
         words(
             "answer.guard",
             metric=words.short_metric(item.metric),
-            where=words.or_else(f"where.{item.phase}", words("where.other", phase=item.phase)),
+            where=place(item.phase, words),
             arm=item.arm,
             effect=compact(answer.effect_text(item), words),
             interval=compact(answer.interval_text(item), words),

@@ -22,7 +22,21 @@ _RU_UNITS = {
     "B": "Б", "KiB": "КиБ", "MiB": "МиБ", "GiB": "ГиБ", "TiB": "ТиБ", "to": "…", "tokens per second": "токенов/с",
     "preemptions per 1,000 requests": "вытеснений на 1000 запросов", "per 1,000 requests": "на 1000 запросов",
 }  # fmt: skip
+MINUS = "\u2212"
+_SIGNS = (
+    (re.compile(r"(?<!\w)x(?=\d[\d,]*(?:\.\d+)?(?![\w.-]))"), "×"),
+    (re.compile(r"(?<![\w.,])\.(?=\d)"), "0."),
+    (re.compile(r"(?<=\d)%"), f"{NBSP}%"),
+    (re.compile(r"(?<![\w.,)\]\-=/])-(?=\d)"), MINUS),
+)
 _UNIT = re.compile(r"(?<![\w.])(?:" + "|".join(sorted(map(re.escape, _RU_UNITS), key=len, reverse=True)) + r")(?!\w)")
+
+
+def signs(text: str) -> str:
+    """`text` with numbers as the pages write them: ×0.2, 0.031, 97 %, −3; a terminal has x0.2, .031 and -3."""
+    for found, written in _SIGNS:
+        text = found.sub(written, text)
+    return text
 
 
 class Words:
@@ -55,25 +69,40 @@ class Words:
 
     def count(self, number: int, noun: str) -> str:
         """ "1 pair", "6 pairs"; the catalogue's `n.NOUN` holds the forms, "one|many" or in Russian "one|few|many"."""
+        return self.amount(number, noun)
+
+    def amount(self, value: float, noun: str, *, signed: bool = False) -> str:
+        """A number that need not be whole with its noun: "1 pair", "62.5 preemptions", "−23 sequences"."""
+        shown = answer.number_text(value) if value != round(value) else f"{value:,.0f}"
         forms = self.texts[f"n.{noun}"].split("|")
+        fraction, size = "." in shown, abs(round(value))
         if len(forms) == 2:
-            form = forms[0] if number == 1 else forms[1]
+            form = forms[0] if size == 1 and not fraction else forms[1]
         else:
-            tens, ones = number % 100, number % 10
-            form = forms[0] if ones == 1 and tens != 11 else (
-                forms[1] if 2 <= ones <= 4 and not 12 <= tens <= 14 else forms[2]
-            )  # fmt: skip
-        return f"{self.local(f'{number:,}')}{NBSP}{form}"
+            # In Russian a fraction takes the form of two.
+            tens, ones = size % 100, size % 10
+            few = fraction or (2 <= ones <= 4 and not 12 <= tens <= 14)
+            form = forms[1] if few else forms[0] if ones == 1 and tens != 11 else forms[2]
+        plus = "+" if signed and value > 0 else ""
+        return f"{self.local(f'{plus}{shown}')}{NBSP}{form}"
+
+    def cost(self, value: float, unit: str) -> str:
+        """What a change takes more of (negative: less), in its protocol's unit: "+1 MiB of KV cache", "+1 replica"."""
+        size, _, what = unit.partition(" of ")
+        if size == "GiB":
+            return self(f"cost.{what}", size=self.bytes(value * 2**30, signed=True))
+        return self.amount(value, f"cost.{unit}", signed=True) if self.has(f"n.cost.{unit}") else self.local(
+            f"{value:+,.3g} {unit}"
+        )  # fmt: skip
 
     def local(self, text: str) -> str:
         """A formatted number with its unit as this language writes it; not for sentences."""
+        text = signs(text)
         if self.is_english:
             return text
         text = _UNIT.sub(lambda found: _RU_UNITS[found[0]], text)
         text = re.sub(r"(?<=\d),(?=\d{3})", "\u202f", text)
-        text = re.sub(r"(?<![\w.])\.(?=\d)", "0,", text)
-        text = re.sub(r"(?<=\d)\.(?=\d)", ",", text)
-        return re.sub(r"(?<!\w)x(?=\d)", "×", text)
+        return re.sub(r"(?<=\d)\.(?=\d)", ",", text)
 
     def seconds(self, value: float | None, *, signed: bool = False) -> str:
         """A duration."""
@@ -95,9 +124,13 @@ class Words:
         """A count; "–" where there is none."""
         return "–" if value is None or not answer.is_number(value) else self.local(f"{value:,.0f}")
 
-    def phase(self, name: str) -> str:
-        """A phase by the name that protocols give it, which is an identifier in every language."""
-        return name
+    def title(self, text: str) -> str:
+        """An arm's title or a protocol's question, as a protocol says it; in another language where there is a text."""
+        return self.or_else(f"said.{' '.join(text.split())}", text)
+
+    def is_quoted(self, text: str) -> bool:
+        """Whether a protocol's text stands in English on a page of another language."""
+        return not self.is_english and self.title(text) == text
 
     def metric(self, name: str) -> str:
         """A metric in words."""

@@ -2,9 +2,7 @@
 // Comfort only: what marks say at once and under a finger, commands to copy, long tables to filter. The page is whole
 // without it. Texts reach the page through textContent alone, never as markup.
 (() => {
-  const words = document.documentElement.lang === "ru"
-    ? { copy: "копировать", copied: "скопировано", filter: "отобрать строки", rows: "строк" }
-    : { copy: "copy", copied: "copied", filter: "filter rows", rows: "rows" };
+  const words = {{ words | tojson }};
 
   const tip = document.createElement("div");
   tip.className = "tip";

@@ -1,0 +1,54 @@
+"""Draw the reports that are committed here anew: `make reports`, or `python docs/results/reports.py [FOLDER...]`.
+
+Every folder with a campaign.tar.xz and a report.html gets report.html and brief.md of this release, drawn from the
+archive's records. verdict.json stays as it is; where today's differs from it in its word, that is said and the exit
+status is 1.
+"""
+
+import json
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from kvtrial.analysis import campaign as campaigns
+
+HERE = Path(__file__).resolve().parent
+WRITTEN = ("report.html", "brief.md")
+
+
+def draw(folder: Path) -> bool:
+    """Draw one folder's report; whether its verdict is the committed one."""
+    with tempfile.TemporaryDirectory() as scratch, tarfile.open(folder / "campaign.tar.xz") as archive:
+        archive.extractall(scratch, filter="data")
+        (found,) = Path(scratch).glob("**/campaign.json")
+        name = json.loads(found.read_text())["campaign"]
+        # As the commands on the page have it: results/CAMPAIGN, seen from the project's root.
+        root = Path(scratch) / "root"
+        (root / "results").mkdir(parents=True)
+        shutil.move(found.parent, root / "results" / name)
+        os.chdir(root)
+        directory = Path("results") / name
+        verdict = campaigns.analyze(directory)
+        campaigns.write_outputs(directory, verdict)
+        for written in WRITTEN:
+            shutil.copyfile(directory / written, folder / written)
+        os.chdir(HERE)
+    committed = json.loads((folder / "verdict.json").read_text())["verdict"]
+    sizes = ", ".join(f"{written} {(folder / written).stat().st_size:,} bytes" for written in WRITTEN)
+    same = committed == verdict.verdict
+    print(f"{folder.relative_to(HERE)}: {verdict.verdict}{'' if same else f', committed {committed}'}; {sizes}")
+    return same
+
+
+def main() -> int:
+    """All folders, or those named."""
+    named = [Path(given).resolve() for given in sys.argv[1:]]
+    folders = named or sorted(path.parent for path in HERE.glob("*/*/campaign.tar.xz"))
+    return 0 if all([draw(folder) for folder in folders if (folder / "report.html").is_file()]) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

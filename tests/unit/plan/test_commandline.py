@@ -1,0 +1,78 @@
+"""The command of a campaign: kept as it was typed, without secrets, and given again."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+from kvtrial.analysis.campaign import Campaign
+from kvtrial.analysis.commandline import portable
+from kvtrial.analysis.reproduce import commands_of
+from kvtrial.record.plan import Plan
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "project" / "inventories" / "fleet").mkdir(parents=True)
+    (tmp_path / "project" / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / "project" / ".venv" / "bin" / "ansible-playbook").touch()
+    (tmp_path / "project" / "experiment.yml").touch()
+    return tmp_path / "project"
+
+
+def test_paths_in_the_project_are_seen_from_its_root(root: Path) -> None:
+    program = str(root / ".venv" / "bin" / "ansible-playbook")
+    typed = [program, "../experiment.yml", "-i", str(root / "inventories" / "fleet"), "-e", "protocol=aa_noise"]
+    assert portable(typed, root, root / "inventories") == [
+        ".venv/bin/ansible-playbook", "experiment.yml", "-i", "inventories/fleet", "-e", "protocol=aa_noise",
+    ]  # fmt: skip
+    assert portable(["/elsewhere/ansible-playbook", "/elsewhere/x.yml"], root, root) == [
+        "ansible-playbook",
+        "/elsewhere/x.yml",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("word", "kept"),
+    [
+        ("ansible_become_password=hunter2 protocol=aa_noise", "ansible_become_password=REDACTED protocol=aa_noise"),
+        ("ansible_password='hunter 2'", "ansible_password=REDACTED"),
+        ("api_key=hunter2", "api_key=REDACTED"),
+        ('{"hub_token": "hunter2", "kvtrial_pairs": 6}', '{"hub_token": "REDACTED", "kvtrial_pairs": 6}'),
+        ("{a: {secret: hunter2}}", '{"a": {"secret": "REDACTED"}}'),
+        ("{hunter2: [", "REDACTED"),
+        (
+            "kvtrial_model_endpoint=https://me:hunter2@mirror.example/",
+            "kvtrial_model_endpoint=https://***@mirror.example/",
+        ),
+        ("kvtrial_connector_extra_keys=a,b", "kvtrial_connector_extra_keys=a,b"),
+        ("kvtrial_model_token_file=/etc/token", "kvtrial_model_token_file=/etc/token"),
+        ("max_tokens=64", "max_tokens=64"),
+        ("@vars.yml", "@vars.yml"),
+    ],
+)
+def test_what_looks_like_a_secret_is_left_out(word: str, kept: str, root: Path) -> None:
+    for typed in (["ansible-playbook", "-e", word], ["ansible-playbook", f"--extra-vars={word}"],
+                  ["ansible-playbook", f"-e{word}"]):  # fmt: skip
+        found = " ".join(portable(typed, root, root))
+        assert found.endswith(kept)
+        assert "hunter" not in found
+
+
+def test_a_report_says_the_command_that_was_typed_with_its_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = Plan(schema_version="1.0", protocol=cast(Any, None), seed=7, hosts=[], estimates={})
+    campaign = Campaign(
+        schema_version="1.0", campaign="c1", plan=plan, plan_sha256="x", pins={}, provenance={}, own_hit_share=None,
+        command=["ansible-playbook", "experiment.yml", "-e", "a b=1"],
+    )  # fmt: skip
+    said = commands_of(tmp_path / "results" / "c 1", campaign, [], "ru", ["--history", "h.json"])
+    assert said == {
+        "campaign": "ansible-playbook experiment.yml -e 'a b=1' -e kvtrial_seed=7 -e kvtrial_new_campaign=true",
+        "verdict": ".venv/bin/kvtrial analyze 'results/c 1'",
+        "report": ".venv/bin/kvtrial report 'results/c 1' --lang ru --history h.json",
+    }
+    secret = msgspec.structs.replace(campaign, command=[*campaign.command, "-e", "password=REDACTED"])
+    assert commands_of(tmp_path, secret, [], "en", [])["campaign"].endswith("\n# put back what says REDACTED")
