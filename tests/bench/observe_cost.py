@@ -4,9 +4,9 @@ A small real engine (`served`) on the machine's first CPU, the watcher and the l
 
 - CPU: what `kvtrial observe --url --window 60` takes of the server, beyond two plain reads of /metrics a window apart.
   The server is idle meanwhile, all its processes are counted, and the two ways alternate (ABBA).
-- Answers: the load client's inter-token p99 while its server is observed, against not (B and A). A load goes on for a little
-  longer than a window of 60 s, so that as many reads fall into it as `observe` makes. A block is A, A, B in a changing
-  order; the floor is what A differs from A by, block by block.
+- Answers: the load client's inter-token p99 while its server is observed, against not (B and A).
+  A load goes on a little longer than a window, so that as many reads fall into it as `observe` makes. A block is
+  A, A, B in a changing order; the floor is what A differs from A by, block by block.
 
 The watcher is `kvtrial.analysis.observe.live`, loaded beforehand: what it computes afterwards is the controller's work.
 Needs a machine with nothing else to do. Prints a table and writes results/observe-cost.json.

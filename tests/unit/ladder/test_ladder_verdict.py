@@ -12,7 +12,7 @@ from kvtrial.analysis.protocols import load_protocol, only_arms
 from kvtrial.analysis.recommend import recommend
 from kvtrial.analysis.regime import change_sentences, instead_sentences, recomputed_sentence
 from kvtrial.analysis.report import build_report
-from kvtrial.analysis.report.preemption import _level
+from kvtrial.analysis.report.preemption import MEASURES
 from kvtrial.analysis.report.words import Words
 from kvtrial.analysis.verdict import conclude
 from kvtrial.record.plan import OnsetPlan
@@ -403,7 +403,8 @@ def test_a_levels_lengths_are_said_with_their_range_where_they_differ():
              for p in run.phases]  # fmt: skip
     level = level_facts([replace(run, phases=mixed)], "load_5")
     assert (level.prompt_tokens_range, level.answer_tokens_range) == ([32, 256], [9, 256])
-    assert _level(level, Words()).cells[-3] == "228 (32 to 256), 512, 225 (9 to 256)"
+    said = [MEASURES[name](level, Words()) for name in ("prompt", "limit", "answer", "starts")]
+    assert said == ["228\n32 to 256", "512", "225\n9 to 256", "not seen"]
 
 
 def test_a_burst_and_a_continuous_regime_are_told_apart():

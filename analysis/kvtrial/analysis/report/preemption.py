@@ -279,6 +279,7 @@ MEASURES: dict[str, Callable[[Level, Words], str]] = {
     "preemptions": lambda level, words: words.whole(level.preemptions),
     "preemptions_per_request": lambda level, words: words.number(level.preemptions_per_request),
     "preemptions_per_second": lambda level, words: words.number(level.preemptions_per_second),
+    "starts": lambda level, words: words.or_else(f"starts.{level.starts_pattern}", level.starts_pattern),
     "pattern": lambda level, words: words.or_else(f"pattern.{level.pattern}", level.pattern),
     "completed": lambda level, words: words.whole(level.requests),
     "failed": lambda level, words: words.whole(level.failed),
