@@ -11,7 +11,7 @@ from kvtrial.analysis.prices import Prices, Resources, costs, lacks_price, price
 from kvtrial.analysis.protocols import load_protocol, only_arms
 from kvtrial.analysis.regime import change_sentences, instead_sentences, recomputed_sentence
 from kvtrial.analysis.report import build_report
-from kvtrial.analysis.report.preemption import _level
+from kvtrial.analysis.report.preemption import MEASURES
 from kvtrial.analysis.report.words import Words
 from kvtrial.analysis.verdict import conclude
 from kvtrial.record.plan import OnsetPlan
@@ -369,7 +369,8 @@ def test_a_levels_lengths_are_said_with_their_range_where_they_differ():
              for p in run.phases]  # fmt: skip
     level = level_facts([replace(run, phases=mixed)], "load_5")
     assert (level.prompt_tokens_range, level.answer_tokens_range) == ([32, 256], [9, 256])
-    assert _level(level, Words()).cells[-3] == "228 (32 to 256), 512, 225 (9 to 256)"
+    said = [MEASURES[name](level, Words()) for name in ("prompt", "limit", "answer")]
+    assert said == ["228\n32 – 256", "512", "225\n9 – 256"]
 
 
 def test_a_burst_and_a_continuous_regime_are_told_apart():
@@ -478,5 +479,5 @@ def test_an_arm_that_only_moves_the_delay_is_not_recommended():
 def test_the_report_shows_levels_and_time_lines_and_says_what_is_a_bound(verdict):
     page = build_report(verdict, ladder_protocol(), ladder_records(pairs=6), {}, None)
     assert "The ladder" in page and "Onset: predicted 5, measured 5." in page
-    assert "Engine's times short of end-to-end" in page or "Engine&#39;s times short of end-to-end" in page
+    assert "End-to-end not in the engine&#39;s own times" in page
     assert "Preemptions so far" in page and "Recomputed tokens are a bound" in page
