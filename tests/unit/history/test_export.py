@@ -49,7 +49,7 @@ def test_the_requests_of_a_campaign_become_one_table(campaign, tmp_path, suffix,
 def test_bad_input_is_one_sentence_and_leaves_nothing(campaign, tmp_path, capsys):
     csv, requests = ["--format", "csv"], ["--requests", "--format", "csv"]
     for arguments, said in (
-        ([str(campaign), "--requests", "--format", "json", "-o", "x"], "rows are csv or parquet"),
+        ([str(campaign), "--requests", "--format", "json", "-o", "x"], "written as csv or parquet"),
         ([str(campaign), *requests], "give -o FILE"),
         ([str(campaign), *requests, "-o", str(tmp_path / "x.csv")], "stayed on the hosts"),
         ([str(tmp_path / "none"), *csv, "-o", str(tmp_path / "x.csv")], "holds no campaign.json"),

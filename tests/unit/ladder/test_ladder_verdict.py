@@ -404,7 +404,7 @@ def test_a_levels_lengths_are_said_with_their_range_where_they_differ():
     level = level_facts([replace(run, phases=mixed)], "load_5")
     assert (level.prompt_tokens_range, level.answer_tokens_range) == ([32, 256], [9, 256])
     said = [MEASURES[name](level, Words()) for name in ("prompt", "limit", "answer", "starts")]
-    assert said == ["228\n32 to 256", "512", "225\n9 to 256", "not seen"]
+    assert said == ["228\n32 – 256", "512", "225\n9 – 256", "in one burst"]
 
 
 def test_a_burst_and_a_continuous_regime_are_told_apart():
@@ -513,7 +513,7 @@ def test_an_arm_that_only_moves_the_delay_is_not_recommended():
 def test_the_report_shows_levels_and_time_lines_and_says_what_is_a_bound(verdict):
     page = build_report(verdict, ladder_protocol(), ladder_records(pairs=6), {}, None)
     assert "The ladder" in page and "Onset: predicted 5, measured 5." in page
-    assert "Engine's times short of end-to-end" in page or "Engine&#39;s times short of end-to-end" in page
+    assert "End-to-end not in the engine&#39;s own times" in page
     assert "Preemptions so far" in page and "Recomputed tokens are a bound" in page
 
 
