@@ -24,6 +24,7 @@ class Playbooks:
     def __init__(self, fleet: Fleet, variables: dict[str, object]) -> None:
         self.fleet = fleet
         self.results = fleet.folder / "results"
+        self.started: list[Running] = []
         folder = fleet.folder / "group_vars" / "all"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "00-pins.yml").symlink_to(ROOT / "group_vars" / "all" / "pins.yml")
@@ -68,7 +69,16 @@ class Playbooks:
 
     def start(self, playbook: str | Path, *arguments: str) -> "Running":
         """Start a playbook in a session of its own."""
-        return Running(self, self.command(playbook, *arguments))
+        self.started.append(Running(self, self.command(playbook, *arguments)))
+        return self.started[-1]
+
+    def end(self) -> None:
+        """Kill what `start` started and is not over: a test that failed leaves nothing at work beside the next one."""
+        for running in self.started:
+            if not running.is_over():
+                running.signal(signal.SIGKILL)
+                running.process.wait()
+        self.started.clear()
 
     def ad_hoc(self, module: str, arguments: str = "", pattern: str = "all") -> subprocess.CompletedProcess[str]:
         """One module on the hosts."""

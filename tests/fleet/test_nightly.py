@@ -190,13 +190,15 @@ def test_three_nights_of_which_the_last_is_slower(project, variables):
 def control_ttft(host: Host, campaign: str) -> float:
     """The median of the control's TTFT in `return`, from the records of a night, seconds."""
     script = (
-        "import glob, json, statistics, sys\n"
-        "files = glob.glob(f'/srv/results/{sys.argv[1]}/runs/*/*-control/record.json')\n"
-        "phases = [p for f in files for p in json.load(open(f))['phases']]\n"
+        "import json, pathlib, statistics, sys\n"
+        "from kvtrial.record.store import record_text\n"
+        "runs = pathlib.Path('/srv/results', sys.argv[1], 'runs').glob('*/*-control')\n"
+        "phases = [p for run in runs for p in json.loads(record_text(run))['phases']]\n"
         "found = [p['ttft_median_seconds'] for p in phases if p['name'] == 'return']\n"
         "print(statistics.median(found))"
     )
-    return float(host.run("python3", "-c", script, campaign).stdout)
+    python = ("env", "PYTHONPATH=/srv/kvtrial/analysis", f"{VENV}/bin/python")
+    return float(host.run(*python, "-c", script, campaign).stdout)
 
 
 def test_a_night_in_which_others_use_every_host_is_skipped_with_the_reason(project, variables):
