@@ -211,7 +211,11 @@ def _by_duckdb(files: list[Path]) -> pandas.DataFrame:
     texts = f"SELECT hash(settings) AS key, any_value(settings) AS settings {source} GROUP BY key"
     given = {"files": [str(path) for path in files]}
     with tempfile.TemporaryDirectory(prefix="kvtrial-history-") as spill:
-        bounds: dict[str, Any] = {"memory_limit": DUCKDB_MEMORY, "temp_directory": spill, "preserve_insertion_order": "false"}
+        bounds: dict[str, Any] = {
+            "memory_limit": DUCKDB_MEMORY,
+            "temp_directory": spill,
+            "preserve_insertion_order": "false",
+        }
         with duckdb.connect(":memory:", config=bounds) as connection:
             try:
                 by_hash = dict(connection.execute(texts, given).fetchall())
