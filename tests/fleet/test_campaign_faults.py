@@ -121,8 +121,8 @@ def test_a_host_powered_off_one_rebooted_and_one_cut_for_good(project):
     found = verdict(project.results)
     assert found["verdict"] == "INCONCLUSIVE"
     assert "of 3 planned hosts are valid" in found["reason"], found["reason"]
-    h1.boot()
     h1.heal()
+    h1.boot()
     h3.heal()
     again = project.play(EXPERIMENT, fails=False)
     after = ended(records(project.results))
