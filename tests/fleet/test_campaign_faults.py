@@ -28,7 +28,7 @@ from campaigns import (
     wait_for,
 )
 from kvtrial.analysis.cli import main
-from playing import ROOT, Playbooks, furnish_standin, standin_variables
+from playing import ROOT, Playbooks, furnish_standin, provision_quickly, standin_variables
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
 EXPERIMENT = "experiment.yml"
@@ -38,7 +38,7 @@ EXPERIMENT = "experiment.yml"
 def installed(playbooks, host_wheels):
     project: Playbooks = playbooks(3, {**standin_variables(host_wheels), **QUICK})
     furnish_standin(project.fleet)
-    project.play("playbooks/provision.yml", fails=False)
+    provision_quickly(project)
     return project
 
 
