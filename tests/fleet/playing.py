@@ -165,7 +165,7 @@ INSTALLED = ROOT / ".kvtrial" / "fleet-venvs"
 
 
 def provision_quickly(plays: Playbooks) -> None:
-    """Provision with what an earlier fleet was given by it: what is the same is not installed once more, only checked."""
+    """Provision with what an earlier fleet was given by it: what is the same is checked, not installed once more."""
     if INSTALLED.exists():
         for host in plays.fleet.hosts:
             host.sh(f"mkdir -p {STATE_DIR}")
