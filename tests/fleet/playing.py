@@ -164,12 +164,16 @@ INSTALLED = ROOT / ".kvtrial" / "fleet-venvs"
 """The host program's environment as the project installed it on a host of the rig."""
 
 
+def bring_installed(fleet: Fleet) -> None:
+    """Put on every host what an earlier fleet had installed, if there was one."""
+    for host in fleet.hosts if INSTALLED.exists() else []:
+        host.sh(f"mkdir -p {STATE_DIR}")
+        host.put(INSTALLED, f"{STATE_DIR}/venvs")
+
+
 def provision_quickly(plays: Playbooks) -> None:
     """Provision with what an earlier fleet was given by it: what is the same is checked, not installed once more."""
-    if INSTALLED.exists():
-        for host in plays.fleet.hosts:
-            host.sh(f"mkdir -p {STATE_DIR}")
-            host.put(INSTALLED, f"{STATE_DIR}/venvs")
+    bring_installed(plays.fleet)
     plays.play("playbooks/provision.yml", fails=False, seconds=1200)
     there = plays.fleet.hosts[0].folder / f"disk/up{STATE_DIR}/venvs"
     found, kept = ({path.name for path in folder.glob("workload-*")} for folder in (there, INSTALLED))

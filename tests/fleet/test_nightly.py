@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from campaigns import QUICK, left_on, wait_for
-from playing import ROOT, Playbooks, furnish_standin, last_line, recap, standin_variables
+from playing import ROOT, Playbooks, bring_installed, furnish_standin, last_line, recap, standin_variables
 from rig import STATE, USER, Host
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(2400)]
@@ -78,6 +78,7 @@ def project(playbooks, variables):
     binds = [f"{sys.prefix}:{VENV}", f"{sys.base_prefix}:{sys.base_prefix}"]
     project: Playbooks = playbooks(3, variables, binds=binds)
     furnish_standin(project.fleet)
+    bring_installed(project.fleet)
     controller, *hosts = project.fleet.hosts
     furnish_controller(controller, hosts, variables, project.fleet.folder / "known_hosts")
     return project
