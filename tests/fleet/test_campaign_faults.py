@@ -294,12 +294,12 @@ def test_an_engine_killed_in_each_phase_one_that_deadlocks_and_a_clock_off_by_ho
     if library is not None:
         h3.put(library, "/opt/libfaketime.so.1")
         h3.sh("chmod 644 /opt/libfaketime.so.1; systemctl set-environment LD_PRELOAD=/opt/libfaketime.so.1 "
-              "FAKETIME=+7h FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_SHARED=")  # fmt: skip
+              "FAKETIME=+7h FAKETIME_DONT_FAKE_MONOTONIC=1")  # fmt: skip
     try:
         done = project.play(EXPERIMENT, "-e", "kvtrial_pairs=6")
     finally:
         h1.sh("systemctl stop killer", check=False)
-        h3.sh("systemctl unset-environment LD_PRELOAD FAKETIME FAKETIME_DONT_FAKE_MONOTONIC FAKETIME_SHARED")
+        h3.sh("systemctl unset-environment LD_PRELOAD FAKETIME FAKETIME_DONT_FAKE_MONOTONIC; rm -f /dev/shm/*faketime*")
     found = records(project.results)
     assert len(found) == 36, done.stdout[-3000:]
     killed = [r["fault"] for (host, _), r in found.items() if host == "h1" and r["fault"]]
