@@ -84,6 +84,7 @@ class Program:
         for folder in [self.folder, *self.folder.abandoned()]:
             if (leftover := reap_leftover(folder.partial)) is not None:
                 print(leftover, flush=True)
+            folder.remove_temporary()
             folder.set_aside_partial()
         self.tell(state="running", interruptions=self.folder.interruptions())
         while (run := next_run(self.plan, self.finished, self.boot)) is not None:
