@@ -54,7 +54,7 @@ def test_a_killed_program_takes_its_engine_with_it_at_once(trial):
 
 @pytest.mark.usefixtures("nothing_left")
 def test_what_a_power_cut_left_half_written_is_not_kept(trial):
-    """Program, keeper and engine are gone at once, in the middle of a phase; the results of the run were being written."""
+    """Program, keeper and engine are gone at once, within a phase; the results of the run were being written."""
     trial = trial(runs=2, slowdown=2)
     trial.command("start")
     progress = trial.wait(lambda p: p.phase == "populate")
