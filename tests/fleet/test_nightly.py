@@ -167,7 +167,7 @@ def test_three_nights_of_which_the_last_is_slower(project, variables):
     second = ended_night(host, before)
     assert second["result"] == "success", second["journal"]
 
-    slower = {**variables["kvtrial_engine_env"], "STANDIN_SLOWDOWN": "4"}
+    slower = {**variables["kvtrial_engine_env"], "STANDIN_SLOWDOWN": "10"}
     tell(host, {**variables, "kvtrial_engine_env": slower})
     for one in hosts:
         one.sh("mkdir -p /opt/standin-venv/lib/python3.11/site-packages/update-2.0.dist-info")
