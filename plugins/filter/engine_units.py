@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from ansible.errors import AnsibleFilterError
 
+OF_ROOT = {"owner": "root", "group": "root", "mode": "0644"}
+
 
 def engine_units(plan):
-    """{drop_ins: [{arm, path, text}], sudo_rule} of the arms of a host's plan, given as text or as a mapping."""
+    """{drop_ins: [{path, text, owner, group, mode}], sudo_rule} of a host's plan, given as text or as a mapping."""
     try:
         import msgspec
         from kvtrial.host import units
@@ -24,7 +26,7 @@ def engine_units(plan):
         )
         arms = sorted(host_plan.launches)
         drop_ins = [
-            {"arm": arm, "path": str(units.drop_in_path(arm)), "text": units.drop_in(host_plan, arm)} for arm in arms
+            {"path": str(units.drop_in_path(arm)), "text": units.drop_in(host_plan, arm), **OF_ROOT} for arm in arms
         ]
         return {"drop_ins": drop_ins, "sudo_rule": units.sudo_rule(arms)}
     except UnusableInput as error:

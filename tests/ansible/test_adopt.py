@@ -138,3 +138,34 @@ def test_text_files_are_written_whole_and_only_where_they_differ(tmp_path):
     assert link.is_symlink() and path.read_text() == "new"
     text_files.write(str(path), None)
     assert not path.exists()
+
+
+def test_a_text_that_its_check_refuses_leaves_the_file_as_it_was(tmp_path):
+    path = tmp_path / "rule"
+    path.write_text("before")
+
+    def refuse(partial):
+        assert Path(partial).read_text() == "after"
+        raise text_files.Refused("not a rule")
+
+    with pytest.raises(text_files.Refused):
+        text_files.write(str(path), "after", refuse)
+    assert path.read_text() == "before" and [p.name for p in tmp_path.iterdir()] == ["rule"]
+
+
+def test_files_get_owner_mode_and_readable_folders_whatever_the_umask(tmp_path, tools):
+    def play(text, mode, validate="grep -q good %s"):
+        path = tmp_path / "new" / "folder" / "rule"
+        given = {"files": [{"path": str(path), "text": text, "mode": mode, "validate": validate}]}
+        command = [tools.path("ansible"), "localhost", "-m", "kvtrial.vllm.text_files", "-a", json.dumps(given)]
+        return path, subprocess.run(["sh", "-c", 'umask 077 && exec "$@"', "-", *command], cwd=ROOT, check=False,
+                                    env=tools.environment(), capture_output=True, text=True)  # fmt: skip
+
+    path, done = play("good", "0440")
+    assert done.returncode == 0 and "CHANGED" in done.stdout, done.stdout
+    assert path.stat().st_mode & 0o777 == 0o440 and path.parent.stat().st_mode & 0o777 == 0o755
+    assert "CHANGED" not in play("good", "0440")[1].stdout
+    assert "CHANGED" in play("good", "0640")[1].stdout and path.stat().st_mode & 0o777 == 0o640
+    _, refused = play("bad", "0440")
+    assert refused.returncode != 0 and "since its check refused it" in refused.stdout
+    assert path.read_text() == "good"

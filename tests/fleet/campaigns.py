@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kvtrial.record.store import record_path, record_text
 from playing import Playbooks
 from rig import CGROUP, Host
 
@@ -20,7 +21,7 @@ QUICK = {
 """Variables of a short campaign that gives a lost host up within seconds."""
 
 
-def wait_for(wanted: Callable[[], T], seconds: float = 240.0) -> T:
+def wait_for(wanted: Callable[[], T], seconds: float = 600.0) -> T:
     """The first true value of `wanted`. Far beyond what it takes: a busy machine is no failure."""
     until = time.monotonic() + seconds
     while not (found := wanted()):
@@ -52,8 +53,9 @@ def records(results: Path) -> dict[tuple[str, str], dict[str, Any]]:
     """(host, run) → record of the newest campaign that a controller has."""
     newest = sorted(results.glob("*-*/campaign.json"))[-1].parent
     return {
-        (path.parent.parent.name, path.parent.name): json.loads(path.read_text())
-        for path in newest.glob("runs/*/*/record.json")
+        (run.parent.name, run.name): json.loads(record_text(run))
+        for run in newest.glob("runs/*/p*")
+        if record_path(run).is_file()
     }
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ class Playbooks:
     def __init__(self, fleet: Fleet, variables: dict[str, object]) -> None:
         self.fleet = fleet
         self.results = fleet.folder / "results"
+        self.started: list[Running] = []
         folder = fleet.folder / "group_vars" / "all"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "00-pins.yml").symlink_to(ROOT / "group_vars" / "all" / "pins.yml")
@@ -68,7 +70,16 @@ class Playbooks:
 
     def start(self, playbook: str | Path, *arguments: str) -> "Running":
         """Start a playbook in a session of its own."""
-        return Running(self, self.command(playbook, *arguments))
+        self.started.append(Running(self, self.command(playbook, *arguments)))
+        return self.started[-1]
+
+    def end(self) -> None:
+        """Kill what `start` started and is not over: a test that failed leaves nothing at work beside the next one."""
+        for running in self.started:
+            if not running.is_over():
+                running.signal(signal.SIGKILL)
+                running.process.wait()
+        self.started.clear()
 
     def ad_hoc(self, module: str, arguments: str = "", pattern: str = "all") -> subprocess.CompletedProcess[str]:
         """One module on the hosts."""
@@ -146,6 +157,34 @@ def wheels_for(python: str) -> Path:
     if done.returncode:
         pytest.skip(f"pip can't fetch requirements/host.txt: {done.stderr.strip().splitlines()[-1]}")
     return folder
+
+
+STATE_DIR = "/var/lib/kvtrial"
+INSTALLED = ROOT / ".kvtrial" / "fleet-venvs"
+"""The host program's environment as the project installed it on a host of the rig."""
+
+
+def bring_installed(fleet: Fleet) -> None:
+    """Put on every host what an earlier fleet had installed, if there was one."""
+    for host in fleet.hosts if INSTALLED.exists() else []:
+        host.sh(f"mkdir -p {STATE_DIR}")
+        host.put(INSTALLED, f"{STATE_DIR}/venvs")
+
+
+def provision_quickly(plays: Playbooks) -> None:
+    """Provision with what an earlier fleet was given by it: what is the same is checked, not installed once more."""
+    bring_installed(plays.fleet)
+    plays.play("playbooks/provision.yml", fails=False, seconds=1200)
+    there = plays.fleet.hosts[0].folder / f"disk/up{STATE_DIR}/venvs"
+    found, kept = ({path.name for path in folder.glob("workload-*")} for folder in (there, INSTALLED))
+    if found != kept:
+        shutil.rmtree(INSTALLED, ignore_errors=True)
+        incoming = INSTALLED.with_suffix(".tmp")
+        shutil.rmtree(incoming, ignore_errors=True)
+        shutil.copytree(there, incoming, symlinks=True)
+        for old in sorted(incoming.glob("workload-*"), key=lambda path: path.stat().st_mtime)[:-1]:
+            shutil.rmtree(old)
+        incoming.rename(INSTALLED)
 
 
 SMALL = {"prompt_tokens": 144, "tier_bytes": 33554432, "misses": 4}

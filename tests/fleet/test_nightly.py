@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from campaigns import QUICK, left_on, wait_for
-from playing import ROOT, Playbooks, furnish_standin, last_line, recap, standin_variables
+from playing import ROOT, Playbooks, bring_installed, furnish_standin, last_line, recap, standin_variables
 from rig import STATE, USER, Host
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(2400)]
@@ -78,6 +78,7 @@ def project(playbooks, variables):
     binds = [f"{sys.prefix}:{VENV}", f"{sys.base_prefix}:{sys.base_prefix}"]
     project: Playbooks = playbooks(3, variables, binds=binds)
     furnish_standin(project.fleet)
+    bring_installed(project.fleet)
     controller, *hosts = project.fleet.hosts
     furnish_controller(controller, hosts, variables, project.fleet.folder / "known_hosts")
     return project
@@ -166,7 +167,7 @@ def test_three_nights_of_which_the_last_is_slower(project, variables):
     second = ended_night(host, before)
     assert second["result"] == "success", second["journal"]
 
-    slower = {**variables["kvtrial_engine_env"], "STANDIN_SLOWDOWN": "4"}
+    slower = {**variables["kvtrial_engine_env"], "STANDIN_SLOWDOWN": "10"}
     tell(host, {**variables, "kvtrial_engine_env": slower})
     for one in hosts:
         one.sh("mkdir -p /opt/standin-venv/lib/python3.11/site-packages/update-2.0.dist-info")
@@ -190,13 +191,15 @@ def test_three_nights_of_which_the_last_is_slower(project, variables):
 def control_ttft(host: Host, campaign: str) -> float:
     """The median of the control's TTFT in `return`, from the records of a night, seconds."""
     script = (
-        "import glob, json, statistics, sys\n"
-        "files = glob.glob(f'/srv/results/{sys.argv[1]}/runs/*/*-control/record.json')\n"
-        "phases = [p for f in files for p in json.load(open(f))['phases']]\n"
+        "import json, pathlib, statistics, sys\n"
+        "from kvtrial.record.store import record_text\n"
+        "runs = pathlib.Path('/srv/results', sys.argv[1], 'runs').glob('*/*-control')\n"
+        "phases = [p for run in runs for p in json.loads(record_text(run))['phases']]\n"
         "found = [p['ttft_median_seconds'] for p in phases if p['name'] == 'return']\n"
         "print(statistics.median(found))"
     )
-    return float(host.run("python3", "-c", script, campaign).stdout)
+    python = ("env", "PYTHONPATH=/srv/kvtrial/analysis", f"{VENV}/bin/python")
+    return float(host.run(*python, "-c", script, campaign).stdout)
 
 
 def test_a_night_in_which_others_use_every_host_is_skipped_with_the_reason(project, variables):

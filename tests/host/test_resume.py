@@ -53,6 +53,28 @@ def test_a_killed_program_takes_its_engine_with_it_at_once(trial):
 
 
 @pytest.mark.usefixtures("nothing_left")
+def test_what_a_power_cut_left_half_written_is_not_kept(trial):
+    """Program, keeper and engine are gone at once, within a phase; the results of the run were being written."""
+    trial = trial(runs=2, slowdown=2)
+    trial.command("start")
+    progress = trial.wait(lambda p: p.phase == "populate")
+    for pid in (progress.pid, *(int(word) for word in keepers(trial.folder.partial))):
+        os.kill(pid, signal.SIGKILL)
+    assert list(trial.folder.partial.glob(".*.tmp")) != []
+    (trial.folder.directory / ".progress.json.1.tmp").touch()
+    trial.command("start")
+    trial.wait(lambda p: p.state == "finished", 200)
+    assert len(list(trial.folder.interrupted.iterdir())) == 1
+    assert list(trial.folder.directory.rglob(".*.tmp")) == []
+
+
+def keepers(partial):
+    """Process ids of the keepers of a run."""
+    return subprocess.run(["pgrep", "-f", f"kvtrial.host.keeper {partial}"], capture_output=True, text=True,
+                          check=False).stdout.split()  # fmt: skip
+
+
+@pytest.mark.usefixtures("nothing_left")
 def test_a_killed_keeper_is_a_fault_of_the_environment_and_its_pair_is_repeated(trial):
     trial = trial(pairs=2)
     trial.command("start")

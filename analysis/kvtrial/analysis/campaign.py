@@ -51,7 +51,17 @@ from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import Plan, canonical_json, files_of_traces, plan_sha256
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import PhaseRecord, RunRecord
-from kvtrial.record.store import SUMMARY_ONLY, sha256_of_file, stated_digest, sync_directory, write_atomically
+from kvtrial.record.store import (
+    PACKED_RECORD,
+    RECORD,
+    SUMMARY_ONLY,
+    record_path,
+    record_text,
+    sha256_of_file,
+    stated_digest,
+    sync_directory,
+    write_atomically,
+)
 from kvtrial.record.verdict import Verdict
 from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
 
@@ -527,9 +537,9 @@ class _Files(Struct, frozen=True):
     files: dict[str, str]
 
 
-def _named_files(run: Path) -> dict[str, str]:
-    """File → sha256, as a run's record names them. Raises OSError, and msgspec.DecodeError."""
-    return msgspec.json.decode((run / "record.json").read_bytes(), type=_Files).files
+def _named_files(record: bytes) -> dict[str, str]:
+    """File → sha256, as a run's record names them. Raises msgspec.DecodeError."""
+    return msgspec.json.decode(record, type=_Files).files
 
 
 def take_in(incoming: Path, place: Path) -> bool:
@@ -543,13 +553,15 @@ def take_in(incoming: Path, place: Path) -> bool:
         return True
     if not (place / SUMMARY_ONLY).exists() or (incoming / SUMMARY_ONLY).exists():
         return False
-    if sha256_of_file(incoming / "record.json") != sha256_of_file(place / "record.json"):
+    record = record_text(place)
+    if record_text(incoming) != record:
         raise UnusableInput(f"the host's record of {place.name} is not the one in {place}; find out who changed which.")
-    for name in _named_files(place):
+    for name in [*_named_files(record), RECORD]:
         if not (place / name).exists():
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             (incoming / name).rename(place / name)
     sync_directory(place)
+    (place / PACKED_RECORD).unlink(missing_ok=True)
     (place / SUMMARY_ONLY).unlink()
     return True
 
@@ -560,12 +572,13 @@ def check_digests(run: Path) -> None:
     Of a run of which the record came alone, the files that it names may be absent; those that are here must match.
     """
     try:
-        if sha256_of_file(run / "record.json") != stated_digest(run / "record.sha256"):
+        record, stated = _text_or_none(run), stated_digest(run / "record.sha256")
+        if record is None or hashlib.sha256(record).hexdigest() != stated:
             raise UnusableInput(
-                f"{run / 'record.json'} does not match its digest: it was truncated or edited; restore it."
+                f"{record_path(run)} does not match its digest: it was truncated or edited; restore it."
             )
         alone = (run / SUMMARY_ONLY).exists()
-        for name, digest in _named_files(run).items():
+        for name, digest in _named_files(record).items():
             if alone and not (run / name).exists():
                 continue
             if sha256_of_file(run / name) != digest:
@@ -574,9 +587,17 @@ def check_digests(run: Path) -> None:
         raise UnusableInput(f"run {run} is not whole ({error}); fetch it again.") from None
 
 
+def _text_or_none(run: Path) -> bytes | None:
+    """The text of a run's record; None for a compressed one that is damaged. Raises OSError."""
+    try:
+        return record_text(run)
+    except ValueError:
+        return None
+
+
 def _finished_runs(directory: Path | None, host: str) -> list[str]:
     folder = directory / "runs" / host if directory else None
-    return [p.parent.name for p in folder.glob("p*/record.json")] if folder and folder.is_dir() else []
+    return [run.name for run in folder.glob("p*") if record_path(run).is_file()] if folder and folder.is_dir() else []
 
 
 def _host_states(directory: Path) -> list[HostState]:
@@ -611,16 +632,18 @@ def read_records(directory: Path) -> dict[str, list[RunRecord]]:
     campaign = read_campaign(directory)
     digests = host_plan_digests(directory)
     _refuse_runs_without_record(directory)
-    hosts = sorted({path.parent.parent.name for path in directory.glob("runs/*/p*/record.json")})
+    hosts = sorted({run.parent.name for run in directory.glob("runs/*/p*") if record_path(run).is_file()})
     return {host: read_host_records(directory, host, campaign, digests) for host in hosts}
 
 
 def read_host_records(directory: Path, host: str, campaign: Campaign, digests: dict[str, str]) -> list[RunRecord]:
     """The records of one host, checked as `read_records` does. `digests`: host → sha256 of its part of the plan."""
     records = []
-    for path in sorted((directory / "runs" / host).glob("p*/record.json")):
+    for path in map(record_path, sorted((directory / "runs" / host).glob("p*"))):
+        if not path.is_file():
+            continue
         check_digests(path.parent)
-        raw = path.read_bytes()
+        raw = record_text(path.parent)
         try:
             refuse_newer(str(msgspec.json.decode(raw)["schema_version"]), str(path))
             record = msgspec.json.decode(raw, type=RunRecord)
@@ -636,9 +659,9 @@ def read_host_records(directory: Path, host: str, campaign: Campaign, digests: d
 def _refuse_runs_without_record(directory: Path) -> None:
     """Raise UnusableInput for a run's folder without its record: it was fetched whole, so the record was removed."""
     for path in sorted(directory.glob("runs/*/p*")):
-        if path.is_dir() and RUN_NAME.fullmatch(path.name) and not (path / "record.json").is_file():
+        if path.is_dir() and RUN_NAME.fullmatch(path.name) and not record_path(path).is_file():
             raise UnusableInput(
-                f"{path / 'record.json'} is missing: the run was fetched whole, so it was removed; restore it, or take "
+                f"{record_path(path)} is missing: the run was fetched whole, so it was removed; restore it, or take "
                 f"the folder {path} out, and the run counts as missing."
             )
 

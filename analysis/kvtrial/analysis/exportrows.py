@@ -1,6 +1,7 @@
 """A history, or every request of campaigns, as one file of rows for others; never held in memory."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +31,10 @@ def export_history(store: Path, form: RowForm, output: Path) -> int:
     files = [str(path) for path in files_of(store)]
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     written = "PARQUET" if form == "parquet" else "CSV, HEADER"
-    with duckdb.connect(":memory:", config={"memory_limit": DUCKDB_MEMORY}) as connection:
+    with (
+        tempfile.TemporaryDirectory(prefix="kvtrial-export-") as spill,
+        duckdb.connect(":memory:", config={"memory_limit": DUCKDB_MEMORY, "temp_directory": spill}) as connection,
+    ):
         try:
             rows = connection.execute(
                 f"COPY (SELECT {', '.join(COLUMNS)} FROM read_parquet($files, hive_partitioning = false) "

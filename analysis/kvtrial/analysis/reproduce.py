@@ -14,17 +14,18 @@ from kvtrial.analysis.protocols import is_path
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import HostPlan, PoissonPlan, TracePlan, files_of_traces
 from kvtrial.record.record import RunRecord
+from kvtrial.record.store import PACKED_RECORD, RECORD, record_path, record_text
 from kvtrial.record.version import refuse_newer
 
 
 def read_record(path: Path) -> RunRecord:
     """A record, its digest checked. Raises UnusableInput if it is missing, damaged or newer."""
-    path = path / "record.json" if path.is_dir() else path
-    if path.name != "record.json" or not path.is_file():
-        raise UnusableInput(f"{path} is no record; give results/CAMPAIGN/runs/HOST/RUN/record.json.")
+    path = record_path(path if path.is_dir() or path.name not in (RECORD, PACKED_RECORD) else path.parent)
+    if not path.is_file():
+        raise UnusableInput(f"{path} is no record; give a run's folder, results/CAMPAIGN/runs/HOST/RUN.")
     check_digests(path.parent)
     try:
-        raw = path.read_bytes()
+        raw = record_text(path.parent)
         refuse_newer(str(msgspec.json.decode(raw)["schema_version"]), str(path))
         return msgspec.json.decode(raw, type=RunRecord)
     except (msgspec.DecodeError, KeyError, TypeError) as error:

@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import errno
 import fcntl
+import io
 import json
 import os
 import shutil
@@ -45,14 +46,12 @@ from kvtrial.host.workload import check_traces
 from kvtrial.record.cpulist import cpu_list
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import RunPlan
-from kvtrial.record.store import SUMMARY_ONLY, stated_digest
+from kvtrial.record.store import PACKED_RECORD, RECORD, SUMMARY_ONLY, packed_record, stated_digest
 
 START_WAIT_SECONDS = 20.0
 DEFAULT_RUN_SECONDS = 40.0
 LEAST_FREE_BYTES = 2**20
 _ON_STATE_DIR = ("calibrate", "calibration")
-SUMMARY = ("record.json", "record.sha256")
-"""Files of a run that gates, effects and verdict are drawn from."""
 LOCK_HELD = 2
 """Exit status of `run` for unusable input, such as a folder in which another program works."""
 
@@ -87,6 +86,7 @@ class Program:
         for folder in [self.folder, *self.folder.abandoned()]:
             if (leftover := reap_leftover(folder.partial)) is not None:
                 print(leftover, flush=True)
+            folder.remove_temporary()
             folder.set_aside_partial()
         self.tell(state="running", interruptions=self.folder.interruptions())
         while (run := next_run(self.plan, self.finished, self.boot)) is not None:
@@ -326,8 +326,8 @@ def stop(folder: Folder) -> str:
 def pack(folder: Folder, output: Path, parts: str = "full") -> dict[str, str]:
     """Write a tar of the finished runs to `output`; digests by run.
 
-    `parts` full: every file of a run; most are compressed, so the tar is not. summary: what the verdict is drawn from,
-    the record and its digest, compressed; what it names besides stays here.
+    `parts` full: every file of a run; most are compressed, so the tar is not. summary: what gates, effects and verdict
+    are drawn from, the record, compressed, and its digest; what it names besides stays here.
     """
     finished = folder.finished_runs()
     temporary = output.with_name(f".{output.name}.tmp")
@@ -335,8 +335,11 @@ def pack(folder: Folder, output: Path, parts: str = "full") -> dict[str, str]:
         with tarfile.open(temporary, "w:gz" if parts == "summary" else "w") as archive:
             for run in sorted(finished):
                 if parts == "summary":
-                    for name in SUMMARY:
-                        archive.add(folder.runs / run / name, arcname=f"{run}/{name}")
+                    packed = packed_record((folder.runs / run / RECORD).read_bytes())
+                    entry = tarfile.TarInfo(f"{run}/{PACKED_RECORD}")
+                    entry.size = len(packed)
+                    archive.addfile(entry, io.BytesIO(packed))
+                    archive.add(folder.runs / run / "record.sha256", arcname=f"{run}/record.sha256")
                     archive.addfile(tarfile.TarInfo(f"{run}/{SUMMARY_ONLY}"))
                 else:
                     archive.add(folder.runs / run, arcname=run)

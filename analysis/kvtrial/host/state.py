@@ -26,6 +26,9 @@ from kvtrial.record.record import RunRecord
 from kvtrial.record.store import sha256_of_file, stated_digest, write_atomically
 from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
 
+TEMPORARY = ".*.tmp"
+"""What a file is called until it is whole: see kvtrial.record.store."""
+
 
 class Progress(Struct, frozen=True):
     """Where the program is. `state`: starting, running, finished, stopped or failed; `reason` is a sentence."""
@@ -93,6 +96,12 @@ class Folder:
                 if stated_digest(path.parent / "record.sha256") == sha256_of_file(path):
                     runs[path.parent.name] = msgspec.json.decode(path.read_bytes(), type=RunRecord)
         return runs
+
+    def remove_temporary(self) -> None:
+        """Delete what writes left that a power cut or a kill ended. Only for who holds the lock: others write here."""
+        for path in [*self.directory.glob(TEMPORARY), *self.partial.rglob(TEMPORARY)]:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
     def set_aside_partial(self) -> None:
         """Move what an interrupted run left out of the way."""

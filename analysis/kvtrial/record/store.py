@@ -4,6 +4,15 @@ import hashlib
 import os
 from pathlib import Path
 
+import zstandard
+
+RECORD = "record.json"
+"""The record in a run's folder, as the host wrote it."""
+PACKED_RECORD = "record.json.zst"
+"""A record that came alone, compressed. Its stated digest is that of the text in it."""
+MOST_RECORD_BYTES = 2**30
+_LEVEL = 12
+
 SUMMARY_ONLY = "summary-only"
 """A file in a fetched run of which the record came alone: the files that the record names are still on the host."""
 
@@ -49,3 +58,28 @@ def sha256_of_file(path: Path) -> str:
     """sha256 of a file's content in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def packed_record(content: bytes) -> bytes:
+    """What PACKED_RECORD holds for a record of this text."""
+    return zstandard.ZstdCompressor(level=_LEVEL).compress(content)
+
+
+def record_path(run: Path) -> Path:
+    """The record in a run's folder, as it is there; RECORD where there is none."""
+    whole, packed = run / RECORD, run / PACKED_RECORD
+    return packed if packed.is_file() and not whole.is_file() else whole
+
+
+def record_text(run: Path) -> bytes:
+    """The text of the record in a run's folder. Raises OSError, and ValueError for a compressed one that is damaged."""
+    path = record_path(run)
+    content = path.read_bytes()
+    if path.name == RECORD:
+        return content
+    try:
+        if zstandard.frame_content_size(content) > MOST_RECORD_BYTES:
+            raise ValueError(f"{path.name} unpacks to more than a record is")
+        return zstandard.ZstdDecompressor().decompress(content)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"{path.name} can't be unpacked ({error})") from None

@@ -13,7 +13,15 @@ from kvtrial.host.program import pack
 from kvtrial.host.state import Folder
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.record import RunRecord
-from kvtrial.record.store import SUMMARY_ONLY, sha256_of_file, write_atomically
+from kvtrial.record.store import (
+    PACKED_RECORD,
+    RECORD,
+    SUMMARY_ONLY,
+    packed_record,
+    record_text,
+    sha256_of_file,
+    write_atomically,
+)
 from test_campaign_and_cli import as_planned, write_run
 from test_plan import request
 
@@ -163,17 +171,33 @@ def test_of_a_summary_the_rest_is_fetched_later_and_the_verdict_needs_it_not(tmp
     folder, record = host_with_a_run(tmp_path, directory)
     assert fetched(folder, directory, "summary")["added"] == [record.run]
     run = directory / "runs" / "h1" / record.run
-    assert sorted(p.name for p in run.rglob("*")) == ["record.json", "record.sha256", SUMMARY_ONLY]
+    assert sorted(p.name for p in run.rglob("*")) == ["record.json.zst", "record.sha256", SUMMARY_ONLY]
     alone = campaign.analyze(directory)
     assert fetched(folder, directory, "summary")["added"] == []
     assert fetched(folder, directory, "full")["added"] == [record.run]
     assert (run / "requests.jsonl.zst").read_bytes() == b"requests" * 100
     assert (run / "metrics" / "return.after.prom").read_text() == "a 1\n"
     assert not (run / SUMMARY_ONLY).exists()
+    assert (run / RECORD).is_file() and not (run / PACKED_RECORD).exists()
     assert campaign.analyze(directory) == alone
     assert fetched(folder, directory, "full")["added"] == []
     assert fetched(folder, directory, "summary")["added"] == []
     assert not list(directory.rglob(".incoming*"))
+
+
+def test_a_compressed_record_that_was_truncated_or_edited_is_named(tmp_path):
+    directory = Path(campaign.prepare({**request(), "results_dir": str(tmp_path / "r")})["directory"])
+    folder, record = host_with_a_run(tmp_path, directory)
+    fetched(folder, directory, "summary")
+    path = directory / "runs" / "h1" / record.run / PACKED_RECORD
+    whole = record_text(path.parent)
+    for damaged in (path.read_bytes()[:-20], packed_record(whole.replace(b"completed", b"Completed")), b""):
+        path.write_bytes(damaged)
+        with pytest.raises(UnusableInput, match=r"record\.json\.zst does not match its digest: it was truncated or ed"):
+            campaign.analyze(directory)
+    path.unlink()
+    with pytest.raises(UnusableInput, match=r"record\.json is missing: the run was fetched whole"):
+        campaign.analyze(directory)
 
 
 def test_what_was_fetched_whole_stays_under_its_digests(tmp_path):
@@ -200,7 +224,7 @@ def test_a_summary_is_a_fraction_of_the_whole(tmp_path):
     folder, _ = host_with_a_run(tmp_path, directory)
     pack(folder, tmp_path / "s.tar", "summary")
     with tarfile.open(tmp_path / "s.tar") as tar:
-        assert sorted(Path(name).name for name in tar.getnames()) == ["record.json", "record.sha256", SUMMARY_ONLY]
+        assert sorted(Path(name).name for name in tar.getnames()) == ["record.json.zst", "record.sha256", SUMMARY_ONLY]
     assert (tmp_path / "s.tar").stat().st_size < 50_000
 
 

@@ -12,6 +12,7 @@ from kvtrial.analysis.adopt.decision import Decision, FleetHost, Production, Tri
 from kvtrial.analysis.campaign import read_campaign
 from kvtrial.host.units import quoted
 from kvtrial.record.errors import UnusableInput
+from kvtrial.record.store import record_text
 from kvtrial.record.verdict import Verdict
 from kvtrial.record.version import refuse_newer
 
@@ -89,10 +90,10 @@ def read_tried(folder: Path) -> Tried:
 def _gpus(runs: Path) -> list[str]:
     """Names of the GPUs in a host's records."""
     names: set[str] = set()
-    for path in sorted(runs.glob("*/record.json")):
+    for run in sorted(runs.glob("*")):
         try:
-            names |= {gpu["name"] for gpu in msgspec.json.decode(path.read_bytes())["conditions"]["gpus"]}
-        except (OSError, msgspec.DecodeError, KeyError, TypeError):
+            names |= {gpu["name"] for gpu in msgspec.json.decode(record_text(run))["conditions"]["gpus"]}
+        except (OSError, ValueError, KeyError, TypeError):
             continue
     return sorted(names)
 

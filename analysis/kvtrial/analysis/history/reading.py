@@ -146,10 +146,9 @@ def _fleet_series(series: Mapping[Key, Nightly]) -> dict[Key, Nightly]:
 def _settings(frame: pandas.DataFrame) -> dict[tuple[str, str, str], dict[str, str]]:
     """(protocol, host, night) → what the host was that night."""
     rows = frame.drop_duplicates(["protocol", "host", "night"], keep="last")
-    return {
-        (str(r["protocol"]), str(r["host"]), str(r["night"])): msgspec.json.decode(r["settings"], type=dict[str, str])
-        for r in _records(rows)
-    }
+    # Hosts and nights are alike as a rule, and are to share what they are.
+    read = {text: msgspec.json.decode(text, type=dict[str, str]) for text in set(rows["settings"])}
+    return {(str(r["protocol"]), str(r["host"]), str(r["night"])): read[r["settings"]] for r in _records(rows)}
 
 
 def _change(

@@ -170,14 +170,19 @@ def nights_of(files: list[Path], engine: str | None = None) -> tuple[pandas.Data
 
 
 def rows_with(files: list[Path], columns: Mapping[str, str]) -> pandas.DataFrame:
-    """All rows of the files in which every column of `columns` has its value."""
-    return _read(files, [(name, "==", value) for name, value in columns.items()] or None)
+    """All rows of the files in which every column of `columns` has its value, without the settings of the night."""
+    filters = [(name, "==", value) for name, value in columns.items()]
+    return _read(files, filters, [name for name in COLUMNS if name != "settings"])
 
 
-def _read(files: list[Path], filters: list[tuple[str, str, str]] | None = None) -> pandas.DataFrame:
+def _read(
+    files: list[Path], filters: list[tuple[str, str, str]] | None = None, columns: list[str] | None = None
+) -> pandas.DataFrame:
     try:
         # No partitioning: what the folders say stands in the files, and a host called 007 stays a text.
-        found = pyarrow.parquet.read_table([str(path) for path in files], filters=filters, partitioning=None)
+        found = pyarrow.parquet.read_table(
+            [str(path) for path in files], columns=columns, filters=filters, partitioning=None
+        )
     except Exception as error:
         raise _unreadable(files, error) from None
     return cast(pandas.DataFrame, found.to_pandas())
@@ -195,24 +200,37 @@ def _by_pandas(files: list[Path]) -> pandas.DataFrame:
 def _by_duckdb(files: list[Path]) -> pandas.DataFrame:
     import duckdb
 
-    about = ", ".join(f"arg_max({name}, started_at_utc) AS {name}" for name in ABOUT)
+    # A night's settings are a kilobyte, and each series of a night would hold them once more: they go by their hash.
+    chosen = {name: "hash(settings)" if name == "settings" else name for name in ABOUT}
+    about = ", ".join(f"arg_max({value}, started_at_utc) AS {name}" for name, value in chosen.items())
+    source = "FROM read_parquet($files, hive_partitioning = false) WHERE word <> 'INVALID'"
     query = (
         f"SELECT {', '.join([*SERIES, 'night'])}, avg(value) AS value, count(*) AS runs, stddev_samp(value) AS sd, "
-        f"{about} FROM read_parquet($files, hive_partitioning = false) WHERE word <> 'INVALID' GROUP BY ALL"
+        f"{about} {source} GROUP BY ALL"
     )
-    with (
-        tempfile.TemporaryDirectory(prefix="kvtrial-history-") as spill,
-        duckdb.connect(":memory:", config={"memory_limit": DUCKDB_MEMORY, "temp_directory": spill}) as connection,
-    ):
-        try:
-            return connection.execute(query, {"files": [str(path) for path in files]}).df()
-        except duckdb.Error as error:
-            raise _unreadable(files, error) from None
+    texts = f"SELECT hash(settings) AS key, any_value(settings) AS settings {source} GROUP BY key"
+    given = {"files": [str(path) for path in files]}
+    with tempfile.TemporaryDirectory(prefix="kvtrial-history-") as spill:
+        bounds: dict[str, Any] = {
+            "memory_limit": DUCKDB_MEMORY,
+            "temp_directory": spill,
+            "preserve_insertion_order": "false",
+        }
+        with duckdb.connect(":memory:", config=bounds) as connection:
+            try:
+                by_hash = dict(connection.execute(texts, given).fetchall())
+                # By Arrow, since equal texts become one object on the way to pandas.
+                table = connection.sql(query, params=given).to_arrow_table()
+            except duckdb.Error as error:
+                raise _unreadable(files, error) from None
+    frame = cast(pandas.DataFrame, table.to_pandas())
+    frame["settings"] = frame["settings"].map(by_hash)
+    return frame
 
 
 def left_out_of(files: list[Path]) -> dict[str, list[str]]:
     """Host → nights on which it was INVALID."""
-    frame = _read(files, [("word", "==", "INVALID")])
+    frame = _read(files, [("word", "==", "INVALID")], ["host", "night"])
     pairs = frame[["host", "night"]].drop_duplicates().sort_values(["host", "night"])
     return {str(host): [str(night) for night in nights] for host, nights in pairs.groupby("host")["night"]}
 

@@ -255,8 +255,7 @@ def _run_rows(records: Sequence[RunRecord], words: Words) -> list[Row]:
             words(f"outcome.{record.outcome}"),
             f"{fault.fault}: {answer.one_line(fault.detail, 160)}" if fault else "",
         ]
-        path = PurePosixPath("runs") / record.host / record.run / "record.json"
-        link = "./" + quote(str(path))
+        link = "./" + quote(str(PurePosixPath("runs") / record.host / record.run)) + "/"
         rows.append(Row(f"{record.host} / {record.run}", cells, kind=record.outcome, link=link))
     return rows
 
