@@ -18,7 +18,7 @@ MOST_REQUESTS = 100_000
 def with_stalls(record: RunRecord, directory: Path) -> RunRecord:
     """The record with the stalls of each ledger that lacks them, where the run's folder still has its requests.
 
-    Raises UnusableInput where that file is damaged.
+    Raises UnusableInput where that file is damaged, or holds other requests than the ledger counted.
     """
     lacking = {phase.name for phase in record.phases if _lacks(phase.ledger)}
     path = directory / REQUESTS_FILE
@@ -31,17 +31,22 @@ def with_stalls(record: RunRecord, directory: Path) -> RunRecord:
                 times[fields["phase"]].append(one)
     except (KeyError, TypeError, ValueError) as error:
         raise UnusableInput(f"{path} does not hold requests of this kvtrial ({error!r}).") from None
-    return replace(record, phases=[_with(phase, times.get(phase.name)) for phase in record.phases])
+    return replace(record, phases=[_with(phase, times.get(phase.name), path) for phase in record.phases])
 
 
 def _lacks(ledger: PhaseLedger | None) -> bool:
     return ledger is not None and ledger.stalls_at is None and ledger.stall_above_ns > 0
 
 
-def _with(phase: PhaseRecord, times: list[RequestTimes] | None) -> PhaseRecord:
-    if times is None or phase.ledger is None or len(times) != phase.ledger.counted:
+def _with(phase: PhaseRecord, times: list[RequestTimes] | None, path: Path) -> PhaseRecord:
+    if times is None or phase.ledger is None:
         return phase
     found = list(stalls_of(times, phase.ledger.stall_above_ns))
+    if (len(times), len(found)) != (phase.ledger.counted, phase.ledger.stalls):
+        raise UnusableInput(
+            f"{path} holds {len(times)} requests of {phase.name} with {len(found)} stalls, its record counts "
+            f"{phase.ledger.counted} with {phase.ledger.stalls}; restore the file that was recorded."
+        )
     return replace(phase, ledger=replace(phase.ledger, stalls_at=found[:LISTED_STALLS_MAX]))
 
 

@@ -48,7 +48,7 @@ def preemptions_add_up(context: GateContext, parameters: Added) -> Decision:
     those add up to it. A preempted request gets no token until it is computed again while the others go on: where more
     run than surely fit, each such wait above the stall threshold takes a preemption of its own. And where something
     was preempted, somebody waited: a count without any wait, or in a level whose requests all fit and none of which
-    stalled, is none.
+    stalled while others went on, is none.
     """
     levels: list[_Level] = []
     for run in context.runs:
@@ -130,9 +130,11 @@ def _contradiction(level: _Level) -> str:
             f"{counted}, and {ledger.stalled_requests} requests stalled where {level_of(level.phase)} in flight can't "
             f"all fit to their end"
         )
+    if level.counted and level.overfull is False and ledger is not None:
+        nobody = "no request stalled" if not ledger.stalls else "no request stalled while others went on"
+        if not ledger.stalls or level.waits == 0:
+            return f"{counted}, and {nobody}, nor do those that run ever need more than the KV cache has"
     if level.counted and ledger is not None and not ledger.stalls:
-        if level.overfull is False:
-            return f"{counted}, and no request stalled, nor do those that run ever need more than the KV cache has"
         longest = max((fact.longest_gap_seconds or 0.0 for fact in level.phase.requests), default=0.0)
         if len(level.phase.requests) == level.phase.sent and longest * 1e9 < NO_WAIT * ledger.run_median_gap_ns:
             return f"{counted}, and no request waited for a token longer than {1e3 * longest:.1f} ms"
