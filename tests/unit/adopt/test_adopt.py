@@ -63,6 +63,7 @@ def test_the_8b_offload_is_adopted_with_its_pins():
     assert "fixed the GPU's KV cache at 2300 blocks" in said
     assert "weights were random" in said
     assert "Left out: VLLM_SERVER_DEV_MODE (development mode, never adopted)." in said
+    assert "Kept from the trial: VLLM_HOST_IP, GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME (the engine's own conn" in said
 
 
 def test_the_smaller_models_offload_is_refused_for_its_guard():

@@ -31,6 +31,7 @@ class AdoptionTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     left_out_options: dict[str, str]
     left_out_env: dict[str, str]
+    kept_env: dict[str, str]
     limits: dict[str, str]
 
 
@@ -168,15 +169,21 @@ def _adopt(verdict: Verdict, pins: Production, forced: Sequence[Refusal]) -> Ite
     yield f"Pins: vLLM {pins.vllm_version}, {pins.model_name} at revision {revision}, on {pins.gpu}; {ram}."
     for option, value in _limits(pins):
         yield f"Limit: {data('adoption', AdoptionTable).limits[option].format(value=value)}"
-    for why in dict.fromkeys(pins.left_out.values()):
-        names = [name for name, reason in pins.left_out.items() if reason == why]
-        yield f"Left out: {', '.join(names)} ({why})."
+    kept = {name: why for name, why in data("adoption", AdoptionTable).kept_env.items() if name in pins.env}
+    yield from _listed("Kept from the trial", kept)
+    yield from _listed("Left out", pins.left_out)
     if pins.random_weights:
         yield "Caveat: The model's weights were random: the times are its shape's, its answers were not judged."
     for caveat in verdict.caveats:
         yield f"Caveat: {_capital(ended(caveat))}"
     for refusal in forced:
         yield f"FORCED past {refusal.name}: {ended(refusal.sentence)}"
+
+
+def _listed(what: str, reasons: dict[str, str]) -> Iterator[str]:
+    """A line for each reason, with the names that have it."""
+    for why in dict.fromkeys(reasons.values()):
+        yield f"{what}: {', '.join(name for name, reason in reasons.items() if reason == why)} ({why})."
 
 
 def _limits(pins: Production) -> Iterator[tuple[str, str]]:
