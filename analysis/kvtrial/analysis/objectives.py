@@ -29,6 +29,10 @@ def refuse_objectives(objectives: Mapping[str, Objective], where: str) -> None:
         for name, limit in limits.items():
             if not 0 <= limit < math.inf:
                 raise UnusableInput(f"{where}: {profile}.{name}={limit} is no limit; give a number of 0 or more.")
+            if not limit and name.endswith("_seconds"):
+                raise UnusableInput(
+                    f"{where}: {profile}.{name}={limit} is kept by no request; give more than 0 seconds."
+                )
 
 
 def with_own(declared: Mapping[str, Objective], own: Mapping[str, Objective]) -> dict[str, Objective]:

@@ -282,6 +282,8 @@ def only_arms(protocol: Protocol, arms: list[str]) -> Protocol:
     for arm in arms:
         if arm not in protocol.arms:
             raise one_of(arm, list(protocol.arms), "arm", f"Arms are those of protocol {protocol.name}.")
+        if arms.count(arm) > 1:
+            raise UnusableInput(f"arm {arm} is asked for {arms.count(arm)} times; name each arm once.")
     kept = {protocol.control, *arms}
     comparisons = [c for c in protocol.comparisons if {c.arm, c.against} <= kept]
     comparisons = with_primary(msgspec.structs.replace(protocol, comparisons=comparisons)).comparisons

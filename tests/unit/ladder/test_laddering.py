@@ -447,8 +447,9 @@ def test_a_smaller_model_without_its_bytes_a_token_is_refused():
         ({"ttft_p95_seconds": -1}, r"night.ttft_p95_seconds=-1.0 is no limit; give a number of 0 or more"),
         ({"ttft_p95_seconds": math.nan}, r"night.ttft_p95_seconds=nan is no limit"),
         ({"e2e_p95_seconds": math.inf}, r"night.e2e_p95_seconds=inf is no limit"),
+        ({"e2e_p95_seconds": 0}, r"night.e2e_p95_seconds=0.0 is kept by no request; give more than 0 seconds"),
     ],
-    ids=["none", "negative", "nan", "infinite"],
+    ids=["none", "negative", "nan", "infinite", "zero"],
 )
 def test_an_objective_that_limits_nothing_is_refused_of_a_user_and_of_a_protocol(limits, said):
     model = {"name": "m", "path": "", "revision": "", "kv_bytes_per_token": 512}
@@ -611,3 +612,8 @@ def test_a_profile_has_a_name():
     with pytest.raises(UnusableInput, match="kvtrial_objectives has a profile without a name"):
         read_request({"protocol": "preemption_ladder", "protocols_dir": str(PROTOCOLS), "results_dir": "results",
                       "hosts": {}, "objectives": {" ": {"ttft_p95_seconds": 1}}})  # fmt: skip
+
+
+def test_an_arm_that_is_named_twice_is_refused():
+    with pytest.raises(UnusableInput, match="arm more_kv is asked for 2 times; name each arm once"):
+        only_arms(load_protocol("preemption_ladder", PROTOCOLS), ["more_kv", "fewer_seqs", "more_kv"])
