@@ -326,13 +326,14 @@ def read_time(record: dict) -> float:
 def test_a_canary_that_is_invalid_stops_the_campaign_before_the_others(project):
     others = project.fleet.hosts[1:]
     project.set("h1", kvtrial_engine_env={**project.variables["kvtrial_engine_env"], "STANDIN_FAULT": "no_load"})
+    before = {host.name: host.sh(f"ls {CAMPAIGNS} 2>/dev/null", check=False) for host in others}
     stages = ["-e", '{"kvtrial_stages": [1, "10%", "100%"]}']
     done = project.play(EXPERIMENT, *stages, fails=True)
     assert "Stopped after 1 of 3 hosts, 1 of them INVALID (h1: gate treatment_delivered" in last_of(done.stdout)
     assert verdict(project.results)["verdict"] == "INVALID"
     assert {host for host, _ in records(project.results)} == {"h1"}
     for host in others:
-        assert host.sh(f"ls {CAMPAIGNS} 2>/dev/null", check=False) == ""
+        assert host.sh(f"ls {CAMPAIGNS} 2>/dev/null", check=False) == before[host.name]
     project.set("h1")
     again = project.play(EXPERIMENT, *stages, "-e", "kvtrial_new_campaign=true", fails=False)
     found = records(project.results)
