@@ -72,6 +72,19 @@ def test_a_clean_loss_is_a_valid_regression():
     assert "10 of 10 pairs worse" in answer.findings[0].reason
 
 
+@pytest.mark.parametrize(
+    ("ratio", "margin", "says"),
+    [
+        (0.62, 40.0, "lies beyond -28.6 %, which is 40 % the other way round."),
+        (0.7, 5.0, "lies beyond -4.8 %, which is 5 % the other way round."),
+        (1.6, 40.0, "lies beyond +40 %."),
+        (1.0, 40.0, "inside -28.6 % to +40 %."),
+    ],
+)
+def test_the_bound_is_said_in_the_direction_in_which_it_was_used(ratio: float, margin: float, says: str):
+    assert says in judged(results(ratio, min_effect_pct=margin)).findings[0].reason
+
+
 def test_throughput_turns_the_sides_round():
     raw = results(1.3, lower_is_better=False)
     assert judged(raw).class_ == "improvement_valid"

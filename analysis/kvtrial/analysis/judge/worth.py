@@ -144,7 +144,8 @@ def _by_effect(
     proof, proved = evidence(results, kept)
     floor = _floor(results, comparison) + preempted(kept)
     counts = _direction(differences, sign)
-    border = f"{100 * comparison.margin:g} %"
+    down, up = _borders(comparison.margin)
+    beyond = up if comparison.effect > 1 else f"{down}, which is {100 * comparison.margin:g} % the other way round"
     said = f"{results.metric}: {counts}, {_interval(comparison)}"
     plain = f" A plain mean of the pairs gives {numbers['mean_pct']:+.2f} % ({_t(numbers)})."
     if comparison.verdict in ("BETTER", "WORSE") and _within_noise(results, comparison):
@@ -162,7 +163,7 @@ def _by_effect(
         return Finding(
             "improvement_valid",
             "info",
-            f"{said}: the whole interval lies beyond {border}.{plain} {proof}{floor}",
+            f"{said}: the whole interval lies beyond {beyond}.{plain} {proof}{floor}",
             numbers | proved,
             "Publish it with versions, sizes, order and the checks it passed; it holds for this load, model and host."
             if results.proves_loads
@@ -173,7 +174,7 @@ def _by_effect(
         return Finding(
             "regression_valid",
             "info",
-            f"{said}: the variant is worse, and the whole interval lies beyond {border}.{plain} {proof}{floor} That "
+            f"{said}: the variant is worse, and the whole interval lies beyond {beyond}.{plain} {proof}{floor} That "
             f"the "
             "tier served is no reason why it should pay.",
             numbers | proved,
@@ -186,12 +187,17 @@ def _by_effect(
     return Finding(
         class_,
         "info",
-        f"{said}; {note or f'inside ±{border}'}.{plain} {proof}{floor}",
+        f"{said}; {note or f'inside {down} to {up}'}.{plain} {proof}{floor}",
         numbers | proved,
         "Nothing to gain or lose beyond the margin here."
         if comparison.verdict == "EQUIVALENT"
         else "Run the pairs still needed, as one fixed number decided beforehand.",
     )
+
+
+def _borders(margin: float) -> tuple[str, str]:
+    """The margin downward and upward: a ratio is as far below 1 as its inverse is above it."""
+    return _pct(1 / (1 + margin)), f"{100 * margin:+g} %"
 
 
 def _own(comparison: Comparison) -> dict[str, Any]:
