@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,6 +23,8 @@ _START = "process_start_time_seconds"
 CUT_LEAST = 3
 """Families that a page must lack at its end to count as cut; one or two a relay may have left out."""
 _UNUSED = "Nothing of it is used, not even the families before the cut; fetch it again, whole."
+_ALWAYS_MOVES = re.compile(r'^(?:process_cpu_seconds_total[ {]|http_requests_total\{[^}\n]*handler="/metrics")', re.M)
+"""What a server moves by being scraped, so that equal values mean one scrape."""
 _NEVER_NEGATIVE = ("_total", "_count")
 _HARMLESS_SIGNS: dict[str, Callable[[str], bool]] = {
     "sample timestamps": lambda text: bool(_TIMESTAMP.search(text)),
@@ -70,12 +72,14 @@ def read_pages(
         notes[0] += f" What the page exports decides ({versions.described()} by it)."
     notes += _contradicted(stated, versions)
     windows = []
+    scrapes = _scrapes([text for _, text in texts])
     for model in series[-1]:
         readings = [readings[model] for readings in series if model in readings]
         if len(readings) < len(series):
             notes.append(f"Model {model!r} is missing from {len(series) - len(readings)} of {len(series)} pages.")
         about = model if len(series[-1]) > 1 else None
-        windows.append(window_of(readings, interval_seconds, versions, stated, about, backend))
+        window = window_of(readings, interval_seconds, versions, stated, about, backend)
+        windows.append(msgspec.structs.replace(window, scrapes=scrapes))
     gone = [model for model in series[0] if model not in series[-1]]
     if gone:
         notes.append(f"{listed([repr(name) for name in gone])} is on the first page and not on the last.")
@@ -84,6 +88,14 @@ def read_pages(
     odd += [text for text in _not_finite(pages) if not any(text.split(" ", 1)[0] in caveat for caveat in odd)]
     harmless = [sign for sign, seen in _HARMLESS_SIGNS.items() if any(seen(text) for _, text in texts)]
     return Pages(windows, odd, harmless, versions, notes)
+
+
+def _scrapes(texts: Sequence[str]) -> Literal["apart", "alike", "same"]:
+    """Whether pages are one scrape given again, by a copy or a caching proxy: every sample line is equal."""
+    samples = [[line.rstrip() for line in text.split("\n") if not line.startswith("#")] for text in texts]
+    if len(samples) < 2 or any(later != samples[0] for later in samples[1:]):
+        return "apart"
+    return "same" if _ALWAYS_MOVES.search(texts[0]) else "alike"
 
 
 def _contradicted(stated: str | None, versions: VersionRange) -> list[str]:
