@@ -293,7 +293,9 @@ def _summary(window: Window) -> str:
     count, load = window.rise("preemptions"), window.rise("load_bytes")
     parts = ["preemptions unknown" if count is None else f"{plural(count, 'preemption')} {window.during}"]
     if load is not None:
-        parts.append(f"load {signed_bytes(load)}, store {signed_bytes(window.rise('store_bytes') or 0)}")
+        store = window.rise("store_bytes")
+        stored = "store unknown" if store is None else f"store {signed_bytes(store)}"
+        parts.append(f"load {signed_bytes(load)}, {stored}")
     elif window.last.whole and not any("offload" in name for name in window.last.caveats):
         parts.append("the offload families are not exported (no connector), which is not a load of 0")
     return f"What can be told: {', '.join(parts)}."
