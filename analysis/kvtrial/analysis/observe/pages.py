@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from kvtrial.analysis.observe.finding import Finding
-from kvtrial.analysis.observe.window import Window, fits_tokens, window_of
+from kvtrial.analysis.observe.window import Window, fits_tokens, labels_of_engines, of_engines, window_of
 from kvtrial.analysis.observe.words import listed, percent, plural, signed_bytes, whole
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.exposition import Page, metric_table, parse_page, read_models
@@ -78,7 +78,7 @@ def read_pages(
         if len(readings) < len(series):
             notes.append(f"Model {model!r} is missing from {len(series) - len(readings)} of {len(series)} pages.")
         about = model if len(series[-1]) > 1 else None
-        window = window_of(readings, interval_seconds, versions, stated, about, backend)
+        window = _of_first_page(window_of(readings, interval_seconds, versions, stated, about, backend), notes)
         windows.append(msgspec.structs.replace(window, scrapes=scrapes))
     gone = [model for model in series[0] if model not in series[-1]]
     if gone:
@@ -88,6 +88,23 @@ def read_pages(
     odd += [text for text in _not_finite(pages) if not any(text.split(" ", 1)[0] in caveat for caveat in odd)]
     harmless = [sign for sign, seen in _HARMLESS_SIGNS.items() if any(seen(text) for _, text in texts)]
     return Pages(windows, odd, harmless, versions, notes)
+
+
+def _of_first_page(window: Window, notes: list[str]) -> Window:
+    """The window without engines that are not on its first page: what they counted is of another time."""
+    first = labels_of_engines(window.first)
+    later = sorted(set().union(*map(labels_of_engines, window.readings)) - first)
+    gone = sorted(first - labels_of_engines(window.last))
+    of_model = f" (model {window.about!r})" if window.about else ""
+    notes += [f"Engine {name}{of_model} is on the first page and not on the last: it vanished." for name in gone]
+    if not first or not later:
+        return window
+    notes += [
+        f"Engine {name}{of_model} is not on the first page: no difference known, so it is left out." for name in later
+    ]
+    readings = [msgspec.structs.replace(reading, buckets={}) for reading in window.readings]
+    # Buckets are summed over the engines, so none is known of the others alone.
+    return of_engines(msgspec.structs.replace(window, readings=readings), first, window.about)
 
 
 def _scrapes(texts: Sequence[str]) -> Literal["apart", "alike", "same"]:

@@ -135,6 +135,11 @@ def engines_of(window: Window) -> list[str]:
     return sorted((engine for engine in running if engine), key=lambda name: (len(name), name))
 
 
+def labels_of_engines(reading: Reading) -> set[str]:
+    """Engine labels of any of a reading's values; none where its engines are not told apart."""
+    return {engine for by_engine in reading.per_engine.values() for engine in by_engine if engine}
+
+
 def of_engines(window: Window, engines: Collection[str], about: str | None) -> Window:
     """The same window as if the page had these engines alone. What has no engine label (the process) stays."""
     readings = [_of_engines(reading, engines) for reading in window.readings]
