@@ -11,6 +11,7 @@ from kvtrial.analysis.judge.known import notes as notes_on_defects
 from kvtrial.analysis.judge.known import warned
 from kvtrial.analysis.judge.plain import percent_differences, plain_numbers
 from kvtrial.analysis.judge.results import Pair, Results
+from kvtrial.analysis.judge.suspect import suspicious
 from kvtrial.analysis.judge.validity import Dropped, dropped, fatal, unsettled
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.words import listed
@@ -68,6 +69,18 @@ def judge(results: Results) -> Judgement:
     found_by_effect = _by_effect(results, kept, interval, comparison, note)
     verdict = _capped(comparison.verdict, results, out, found_by_effect.class_)
     beside = [*warned(results), *unsettled(results)]
+    suspect = list(suspicious(results, kept))
+    if suspect and verdict in ("BETTER", "WORSE", "EQUIVALENT"):
+        verdict = "INCONCLUSIVE"
+        direction = _direction(percent_differences(*_values(kept)), -1 if results.lower_is_better else 1)
+        shown = f" What they would show: {direction}, {_interval(comparison)}."
+        found_by_effect = msgspec.structs.replace(
+            suspect[0],
+            reason=suspect[0].reason + shown,
+            numbers=found_by_effect.numbers | suspect[0].numbers,
+        )
+        suspect = suspect[1:]
+    beside = [*suspect, *beside]
     if beside:
         found_by_effect = msgspec.structs.replace(
             found_by_effect, do=f"Settle first what is said beside it. {found_by_effect.do}"

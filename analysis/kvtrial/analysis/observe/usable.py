@@ -52,8 +52,8 @@ def counter_reset(window: Window) -> Iterator[Finding]:
     cause = (
         f"Not every engine of the earlier page is on the later one{where}, so the sums over engines fell"
         if gone and not (moved or created)
-        else f"The later page{where} is of a process that started before that of the earlier one: the pages are in another "
-        "order than they were taken, or they come from different servers behind one address"
+        else f"The later page{where} is of a process that started before that of the earlier one: the pages are in "
+        "another order than they were taken, or they come from different servers behind one address"
         if turned
         else f"The server was restarted{where}"
         if moved or created or None in starts
