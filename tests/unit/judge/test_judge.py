@@ -525,3 +525,40 @@ def test_counts_may_be_equal_in_every_run():
     for number, pair in enumerate(raw["pairs"]):
         pair["control"]["preemptions"], pair["variant"]["preemptions"] = 4000 + 10 * number, 3
     assert not any("computed" in one.reason or "in ms?" in one.reason for one in judged(raw).findings)
+
+
+@pytest.mark.parametrize("arm", ["control", "variant"])
+def test_one_server_for_an_arm_beside_a_fresh_one_each_run_is_said(arm: str):
+    raw = results(0.7)
+    for number, pair in enumerate(raw["pairs"]):
+        pair[arm]["server_start"] = 5000.0 + 1000 * number
+    noted = " ".join(judged(raw).notes)
+    assert "Lifetimes of the servers are the arms' too." in noted
+    assert f"{arm}: every run on a fresh server" in noted.lower()
+    assert "one server for all 10 runs" in noted
+
+
+def test_servers_of_equal_lifetime_and_new_prompts_need_no_caveat():
+    raw = results(0.7, workload={"seed": "new per pair"})
+    assert not any("Lifetimes" in note or "every pair" in note for note in judged(raw).notes)
+    for number, pair in enumerate(raw["pairs"]):
+        for late, arm in enumerate(("control", "variant")):
+            pair[arm]["server_start"] = 5000.0 + 1000 * number + 100 * (late if number % 2 else 1 - late)
+    assert not any("Lifetimes" in note for note in judged(raw).notes)
+
+
+@pytest.mark.parametrize(
+    ("workload", "says"),
+    [
+        ({"seed": 0}, "seed 0 for every pair, so its prompts may repeat"),
+        ({"seed": 7, "same_prompts_every_pair": True}, "seed 7 for every pair, so its prompts repeat"),
+        ({"same_prompts_every_pair": True}, "same prompts for every pair, so its prompts repeat"),
+    ],
+)
+def test_one_seed_for_all_pairs_is_said(workload: dict[str, Any], says: str):
+    assert any(says in note for note in judged(results(0.7, workload=workload)).notes)
+
+
+def test_a_seed_that_is_stated_to_change_the_prompts_needs_no_caveat():
+    workload = {"seed": 0, "same_prompts_every_pair": False}
+    assert not any("seed 0" in note for note in judged(results(0.7, workload=workload)).notes)

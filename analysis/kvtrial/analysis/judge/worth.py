@@ -12,7 +12,7 @@ from kvtrial.analysis.judge.known import warned
 from kvtrial.analysis.judge.plain import percent_differences, plain_numbers
 from kvtrial.analysis.judge.results import Pair, Results
 from kvtrial.analysis.judge.suspect import suspicious
-from kvtrial.analysis.judge.validity import Dropped, dropped, fatal, unsettled
+from kvtrial.analysis.judge.validity import Dropped, caveats, dropped, fatal, unsettled
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.words import listed
 from kvtrial.record.verdict import Word
@@ -50,7 +50,7 @@ class Judgement(msgspec.Struct, frozen=True, rename={"class_": "class"}):
 
 def judge(results: Results) -> Judgement:
     """The verdict on a result set: validity first, blind to the outcome, then the effect of the pairs that count."""
-    results = msgspec.structs.replace(results, notes=[*results.notes, *notes_on_defects(results)])
+    results = msgspec.structs.replace(results, notes=[*results.notes, *caveats(results), *notes_on_defects(results)])
     out = dropped(results)
     kept = [pair for pair in results.pairs if pair not in [drop.pair for drop in out]]
     invalid = list(fatal(results))
