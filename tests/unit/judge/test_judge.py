@@ -488,6 +488,15 @@ def jittered(raw: dict[str, Any]) -> None:
             pair[arm]["ttft_ms"] = shifted(source[arm]["ttft_ms"], 0.01 * number)
 
 
+def jittered_single(raw: dict[str, Any]) -> None:
+    jittered(raw)
+    for number, pair in enumerate(raw["pairs"]):
+        source = raw["pairs"][number % 3]
+        for arm in ("control", "variant"):
+            first = source[arm]["ttft_ms"]
+            pair[arm]["ttft_ms"] = round((first if isinstance(first, float) else first[0]) + 0.01 * number, 3)
+
+
 def one_copy(raw: dict[str, Any]) -> None:
     raw["pairs"][7]["variant"]["ttft_ms"] = shifted(raw["pairs"][2]["variant"]["ttft_ms"], 0.3, 1.01)
 
@@ -500,6 +509,7 @@ def one_copy(raw: dict[str, Any]) -> None:
         (constant, "every value of the variant is 70.25 in all 10 pairs"),
         (constant_single, "every value of the variant is 70.25 in all 10 pairs"),
         (jittered, "control of pair 4 is control of pair 1 shifted or scaled, request by request"),
+        (jittered_single, "variant - control takes only 3 values in 10 pairs"),
         (one_copy, "variant of pair 8 is variant of pair 3 shifted or scaled"),
     ],
 )
@@ -517,6 +527,10 @@ def test_rounded_runs_look_measured(digits: int):
     for pair in raw["pairs"]:
         for arm in ("control", "variant"):
             pair[arm]["ttft_ms"] = [round(value / 5, digits) for value in pair[arm]["ttft_ms"]]
+    assert judged(raw).class_ == "improvement_valid"
+    for pair in raw["pairs"]:
+        for arm in ("control", "variant"):
+            pair[arm]["ttft_ms"] = pair[arm]["ttft_ms"][0]
     assert judged(raw).class_ == "improvement_valid"
 
 

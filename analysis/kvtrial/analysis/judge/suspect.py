@@ -17,6 +17,8 @@ LEAST_VALUES_OF_A_COPY = 6
 SAME_SHAPE = 0.01
 """Of a run's own standard deviation."""
 LEAST_DIGITS = 3
+LEVELS_FOR_A_PAIR = 10
+"""How many times as many differences as pairs must be possible, so that equal ones are no accident of rounding."""
 _COUNTS = re.compile(r"(?:preemptions|tokens|bytes|hits|count|requests)$")
 """What is counted may well be equal in every run, and may well go from many to few."""
 
@@ -26,7 +28,7 @@ def suspicious(results: Results, pairs: Sequence[Pair]) -> Iterator[Finding]:
     if _COUNTS.search(results.metric) or not pairs:
         return
     yield from _units(results, pairs)
-    signs = [sign for sign in (_one_ratio(pairs), _one_value(pairs), _copies(pairs)) if sign]
+    signs = [sign for sign in (_one_ratio(pairs), _one_value(pairs), _copies(pairs) or _shifts(pairs)) if sign]
     if signs:
         yield Finding(
             "difference_not_shown",
@@ -102,6 +104,23 @@ def _copies(pairs: Sequence[Pair]) -> str:
             if pair.name not in copied:
                 copied.append(pair.name)
     return f"{example} (such copies are in pairs {named(copied)})" if copied else ""
+
+
+def _shifts(pairs: Sequence[Pair]) -> str:
+    """Pairs of single values that are other pairs with one offset in both arms, so that their differences repeat.
+
+    Where the values are written too coarsely for as many differences as there are pairs, nothing is told by it.
+    """
+    runs = [getattr(pair, arm) for pair in pairs for arm in ARMS]
+    if len(pairs) < LEAST_VALUES_OF_A_COPY or any(len(run.values) != 1 for run in runs):
+        return ""
+    decimals = max(len(format(run.value, ".12g").partition(".")[2]) for run in runs)
+    differences = [round(pair.variant.value - pair.control.value, decimals) for pair in pairs]
+    levels = (max(differences) - min(differences)) * 10**decimals
+    distinct = len(set(differences))
+    if distinct > len(pairs) / 2 or levels < LEVELS_FOR_A_PAIR * len(pairs):
+        return ""
+    return f"variant - control takes only {distinct} values in {len(pairs)} pairs, to the last digit"
 
 
 def _shape(run: Run) -> list[float] | None:

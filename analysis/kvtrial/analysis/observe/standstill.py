@@ -68,10 +68,12 @@ def _same_scrape(window: Window) -> Iterator[Finding]:
     running, waiting = window.gauge("requests_running"), window.gauge("requests_waiting")
     if not any((*running, *waiting)):
         return
+    count = len(window.readings)
+    times = "twice" if count == 2 else f"{count} times"
     yield Finding(
         "standstill_unknown",
         "warn",
-        "These pages are the same scrape twice (a copy or a caching proxy): every value is equal, also those that a "
+        f"These pages are the same scrape {times} (a copy or a caching proxy): every value is equal, also those that a "
         f"server moves by being scraped (process_cpu_seconds_total), with running {span(running) if running else '?'} "
         f"and waiting {span(waiting) if waiting else '?'}. Nothing can be told of a window.",
         {"running": running, "waiting": waiting, "same_scrape": True, "window_seconds": window.seconds},
