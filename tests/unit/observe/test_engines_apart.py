@@ -125,6 +125,7 @@ def test_an_engine_that_vanished_is_named():
     gone = seen(together(working(0), working(0)), together(working(1)))
     assert gone.class_ == "counter_reset" and "engine 1 vanished" in gone.findings[0].reason
     assert gone.findings[0].numbers["engines_vanished"] == ["1"]
+    assert "why an engine left" in gone.findings[0].do
     assert any("Engine 1 is on the first page and not on the last" in note for note in gone.notes)
     unused = seen(together(working(0), {}), together(working(1)))
     assert any("Engine 1 is on the first page and not on the last" in note for note in unused.notes)

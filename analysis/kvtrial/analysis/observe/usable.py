@@ -68,6 +68,8 @@ def counter_reset(window: Window) -> Iterator[Finding]:
         "Discard the window. Find out why the server restarted (its log, `systemctl status`, `journalctl -u`), then "
         "measure again."
         if restarted
+        else "Find out why an engine left (the log, fewer data-parallel engines), and measure again with all of them."
+        if gone
         else "Give the pages in the order in which they were taken, the earliest first. If they were, fetch them from "
         "the one server itself, not from an address that several stand behind.",
         about=window.about,
