@@ -72,6 +72,19 @@ def test_a_clean_loss_is_a_valid_regression():
     assert "10 of 10 pairs worse" in answer.findings[0].reason
 
 
+@pytest.mark.parametrize(
+    ("ratio", "margin", "says"),
+    [
+        (0.62, 40.0, "lies beyond -28.6 %, which is 40 % the other way round."),
+        (0.7, 5.0, "lies beyond -4.8 %, which is 5 % the other way round."),
+        (1.6, 40.0, "lies beyond +40 %."),
+        (1.0, 40.0, "inside -28.6 % to +40 %."),
+    ],
+)
+def test_the_bound_is_said_in_the_direction_in_which_it_was_used(ratio: float, margin: float, says: str):
+    assert says in judged(results(ratio, min_effect_pct=margin)).findings[0].reason
+
+
 def test_throughput_turns_the_sides_round():
     raw = results(1.3, lower_is_better=False)
     assert judged(raw).class_ == "improvement_valid"
@@ -414,3 +427,152 @@ def test_equal_pairs_are_neither_better_nor_worse():
 def test_an_interval_beyond_zero_is_not_said_to_contain_what_it_excludes():
     reason = judged(results(0.7, pairs=4)).findings[0].reason
     assert "excludes 0, and its far end lies beyond the 5 % of interest." in reason
+
+
+# values that no server gave
+
+
+def shifted(values: list[float], by: float, scale: float = 1.0) -> list[float]:
+    return [round(scale * value + by, 3) for value in values]
+
+
+def in_seconds(raw: dict[str, Any]) -> None:
+    for pair in raw["pairs"]:
+        pair["variant"]["ttft_ms"] = [value / 1000 for value in pair["variant"]["ttft_ms"]]
+
+
+def in_other_seconds(raw: dict[str, Any]) -> None:
+    for pair in raw["pairs"]:
+        pair["control"]["ttft_ms"] = [value / 1000 for value in pair["control"]["ttft_ms"]]
+
+
+@pytest.mark.parametrize("change", [in_seconds, in_other_seconds])
+def test_arms_in_two_units_show_no_difference(change: Any):
+    raw = results(0.7)
+    change(raw)
+    answer = judged(raw)
+    assert (answer.verdict, answer.class_) == ("INCONCLUSIVE", "difference_not_shown")
+    assert "is one arm in seconds and the other in ms?" in answer.findings[0].reason
+    assert answer.comparison is not None and answer.comparison.verdict == "INCONCLUSIVE"
+
+
+def test_arms_ninety_times_apart_may_be_true():
+    assert judged(results(1 / 90)).class_ == "improvement_valid"
+
+
+def computed_ratio(raw: dict[str, Any]) -> None:
+    for pair in raw["pairs"]:
+        pair["variant"]["ttft_ms"] = shifted(pair["control"]["ttft_ms"], 0.0, 0.65)
+
+
+def computed_single(raw: dict[str, Any]) -> None:
+    for pair in raw["pairs"]:
+        pair["control"]["ttft_ms"] = pair["control"]["ttft_ms"][0]
+        pair["variant"]["ttft_ms"] = round(0.65 * pair["control"]["ttft_ms"], 3)
+
+
+def constant(raw: dict[str, Any]) -> None:
+    for pair in raw["pairs"]:
+        pair["variant"]["ttft_ms"] = [70.0 + 0.25] * 12
+
+
+def constant_single(raw: dict[str, Any]) -> None:
+    for pair in raw["pairs"]:
+        pair["variant"]["ttft_ms"] = 70.25
+
+
+def jittered(raw: dict[str, Any]) -> None:
+    for number, pair in enumerate(raw["pairs"]):
+        source = raw["pairs"][number % 3]
+        for arm in ("control", "variant"):
+            pair[arm]["ttft_ms"] = shifted(source[arm]["ttft_ms"], 0.01 * number)
+
+
+def jittered_single(raw: dict[str, Any]) -> None:
+    jittered(raw)
+    for number, pair in enumerate(raw["pairs"]):
+        source = raw["pairs"][number % 3]
+        for arm in ("control", "variant"):
+            first = source[arm]["ttft_ms"]
+            pair[arm]["ttft_ms"] = round((first if isinstance(first, float) else first[0]) + 0.01 * number, 3)
+
+
+def one_copy(raw: dict[str, Any]) -> None:
+    raw["pairs"][7]["variant"]["ttft_ms"] = shifted(raw["pairs"][2]["variant"]["ttft_ms"], 0.3, 1.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (computed_ratio, "variant / control is 0.6500 in all 10 pairs"),
+        (computed_single, "variant / control is 0.6500 in all 10 pairs"),
+        (constant, "every value of the variant is 70.25 in all 10 pairs"),
+        (constant_single, "every value of the variant is 70.25 in all 10 pairs"),
+        (jittered, "control of pair 4 is control of pair 1 shifted or scaled, request by request"),
+        (jittered_single, "variant - control takes only 3 values in 10 pairs"),
+        (one_copy, "variant of pair 8 is variant of pair 3 shifted or scaled"),
+    ],
+)
+def test_runs_that_look_computed_show_no_difference(change: Any, says: str):
+    raw = results(0.7)
+    change(raw)
+    answer = judged(raw)
+    assert (answer.verdict, answer.class_) == ("INCONCLUSIVE", "difference_not_shown")
+    assert "look computed, not measured" in answer.findings[0].reason and says in answer.findings[0].reason
+
+
+@pytest.mark.parametrize("digits", [3, 1, 0])
+def test_rounded_runs_look_measured(digits: int):
+    raw = results(0.7)
+    for pair in raw["pairs"]:
+        for arm in ("control", "variant"):
+            pair[arm]["ttft_ms"] = [round(value / 5, digits) for value in pair[arm]["ttft_ms"]]
+    assert judged(raw).class_ == "improvement_valid"
+    for pair in raw["pairs"]:
+        for arm in ("control", "variant"):
+            pair[arm]["ttft_ms"] = pair[arm]["ttft_ms"][0]
+    assert judged(raw).class_ == "improvement_valid"
+
+
+def test_counts_may_be_equal_in_every_run():
+    raw = results(0.7, metric="preemptions")
+    for number, pair in enumerate(raw["pairs"]):
+        pair["control"]["preemptions"], pair["variant"]["preemptions"] = 4000 + 10 * number, 3
+    assert not any("computed" in one.reason or "in ms?" in one.reason for one in judged(raw).findings)
+
+
+@pytest.mark.parametrize("arm", ["control", "variant"])
+def test_one_server_for_an_arm_beside_a_fresh_one_each_run_is_said(arm: str):
+    raw = results(0.7)
+    for number, pair in enumerate(raw["pairs"]):
+        pair[arm]["server_start"] = 5000.0 + 1000 * number
+    noted = " ".join(judged(raw).notes)
+    assert "Lifetimes of the servers are the arms' too." in noted
+    assert f"{arm}: every run on a fresh server" in noted.lower()
+    assert "one server for all 10 runs" in noted
+
+
+def test_servers_of_equal_lifetime_and_new_prompts_need_no_caveat():
+    raw = results(0.7, workload={"seed": "new per pair"})
+    assert not any("Lifetimes" in note or "every pair" in note for note in judged(raw).notes)
+    for number, pair in enumerate(raw["pairs"]):
+        for late, arm in enumerate(("control", "variant")):
+            pair[arm]["server_start"] = 5000.0 + 1000 * number + 100 * (late if number % 2 else 1 - late)
+    assert not any("Lifetimes" in note for note in judged(raw).notes)
+
+
+@pytest.mark.parametrize(
+    ("workload", "says"),
+    [
+        ({"seed": 0}, "seed 0 for every pair, so its prompts may repeat"),
+        ({"seed": 7, "same_prompts_every_pair": True}, "seed 7 for every pair, so its prompts repeat"),
+        ({"same_prompts_every_pair": True}, "same prompts for every pair, so its prompts repeat"),
+    ],
+)
+def test_one_seed_for_all_pairs_is_said(workload: dict[str, Any], says: str):
+    assert any(says in note for note in judged(results(0.7, workload=workload)).notes)
+
+
+def test_a_seed_that_is_stated_to_change_the_prompts_needs_no_caveat():
+    workload = {"seed": 0, "same_prompts_every_pair": False}
+    assert not any("seed 0" in note for note in judged(results(0.7, workload=workload)).notes)

@@ -4,6 +4,7 @@ The files are real: each client against a server of known timing, first tokens a
 """
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -49,14 +50,15 @@ def test_the_order_is_read_from_the_files_own_times(client: str):
 
 
 def many(tmp_path: Path, ratio: float, **change) -> tuple[list[Path], list[Path]]:
-    """Eight pairs of vllm bench serve files, made from a real one."""
+    """Eight pairs of vllm bench serve files, made from a real one, each request with noise of its own."""
     base = json.loads((PEERS / FILES["vllm bench serve"][0]).read_text())
+    rng = random.Random(3)
     made: dict[str, list[Path]] = {"control": [], "variant": []}
     for number in range(8):
         for arm in made:
             late = (arm == "variant") == (number % 4 in (0, 3))
             scale = (ratio if arm == "variant" else 1.0) * (1 + 0.002 * ((number * 7) % 5))
-            raw = base | {"ttfts": [scale * value for value in base["ttfts"]]}
+            raw = base | {"ttfts": [scale * value * rng.uniform(0.98, 1.02) for value in base["ttfts"]]}
             raw["date"] = f"20261129-{10 + number:02d}{30 if late else 10}00"
             raw["input_lens"] = [5 + (number + index) % 7 for index in range(6)]
             path = tmp_path / f"{arm}-{number}.json"

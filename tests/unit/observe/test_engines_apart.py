@@ -111,3 +111,21 @@ def test_lines_of_a_log_are_told_apart_in_the_same_way():
     ]
     answer = logged(log_of(*lines))
     assert (answer.class_, answer.findings[0].about) == ("engine_stalled", "engine 001")
+
+
+def test_an_engine_that_is_only_on_the_second_page_is_left_out_and_said():
+    late = {"preemptions": 500.0, "finished": 5000.0, "prompt": 9e6, "generated": 9e5, "running": 3.0}
+    answer = seen(together(working(0)), together(working(1), late))
+    assert "preemptions" not in answer.findings[0].reason
+    assert not any("preemption" in name for name in classes(answer))
+    assert any("Engine 1 is not on the first page: no difference known" in note for note in answer.notes)
+
+
+def test_an_engine_that_vanished_is_named():
+    gone = seen(together(working(0), working(0)), together(working(1)))
+    assert gone.class_ == "counter_reset" and "engine 1 vanished" in gone.findings[0].reason
+    assert gone.findings[0].numbers["engines_vanished"] == ["1"]
+    assert "why an engine left" in gone.findings[0].do
+    assert any("Engine 1 is on the first page and not on the last" in note for note in gone.notes)
+    unused = seen(together(working(0), {}), together(working(1)))
+    assert any("Engine 1 is on the first page and not on the last" in note for note in unused.notes)

@@ -53,6 +53,13 @@ def test_a_value_that_is_not_a_number_is_unknown_and_not_zero():
     assert "0 preemptions" not in answer.findings[0].reason
 
 
+def test_a_store_that_is_not_a_number_is_no_store_of_0():
+    line = 'vllm:kv_offload_store_bytes_total{engine="0",model_name="some-model"} '
+    broken = changed(f"{line}{1e9}", f"{line}NaN")
+    reason = seen(BEFORE, broken).findings[0].reason
+    assert "load 0 B, store unknown" in reason and "store 0 B" not in reason
+
+
 def test_a_value_that_is_no_number_is_said_also_where_nothing_reads_it():
     odd = AFTER + '# TYPE vllm:lora_requests_info gauge\nvllm:lora_requests_info{max_lora="0"} NaN\n'
     answer = seen(BEFORE, odd)

@@ -499,3 +499,30 @@ def test_deferred_requests_without_a_connector_are_mentioned():
     answer = seen(*behind)
     assert answer.class_ == "requests_deferred"
     assert answer.findings[0].numbers["deferred"] == 6
+
+
+CPU = "process_cpu_seconds_total {}\n"
+
+
+@pytest.mark.parametrize("held", [{"running": 3.0}, {"running": 0.0, "waiting": 6.0}])
+def test_one_scrape_given_twice_is_no_standstill(held: dict[str, float]):
+    once = page(**BUSY | held) + CPU.format(41.5)
+    answer = seen(once, once)
+    assert classes(answer)[:1] == ["standstill_unknown"] and answer.findings[0].confidence == "unknown"
+    assert "the same scrape twice" in answer.findings[0].reason
+    assert "Nothing can be told of a window" in answer.findings[0].reason
+
+
+@pytest.mark.parametrize(
+    ("held", "class_"),
+    [({"running": 3.0}, "engine_stalled"), ({"running": 0.0, "waiting": 6.0}, "scheduler_deadlock")],
+)
+def test_a_hung_engine_moves_what_a_scrape_moves_and_where_that_is_not_exported_it_is_inferred(
+    held: dict[str, float], class_: str
+):
+    text = page(**BUSY | held)
+    hung = seen(text + CPU.format(41.5), text + CPU.format(41.6))
+    assert hung.class_ == class_ and "same scrape" not in hung.findings[0].reason
+    alike = seen(text, text)
+    assert alike.class_ == class_ and alike.findings[0].confidence == "inferred"
+    assert "the same scrape twice (a copy, a caching proxy) looks like this too" in alike.findings[0].reason

@@ -50,6 +50,28 @@ def unsettled(results: Results) -> Iterator[Finding]:
     yield from _order_not_known(results)
 
 
+def caveats(results: Results) -> list[str]:
+    """What weakens a set and refuses nothing: servers of unequal lifetime, and one seed for all pairs."""
+    found = []
+    servers = {arm: _servers(results, arm) for arm in ("control", "variant")}
+    runs = len(results.pairs)
+    if runs > 1 and None not in servers.values() and 1 in servers.values() and runs in servers.values():
+        found.append(
+            f"Lifetimes of the servers are the arms' too. {_lifetimes(results)} What a server gains or loses with its "
+            "age (warm caches and kernels, fragmentation) can't be told from what is tried: start both arms' servers "
+            "as often."
+        )
+    one_seed = results.same_prompts is None and isinstance(results.seed, int | float) and results.seed is not True
+    if runs > 1 and (results.same_prompts or one_seed):
+        stated = f"seed {results.seed}" if results.seed is not None else "same prompts"
+        repeats = "repeat" if results.same_prompts else "may repeat"
+        found.append(
+            f"The workload states {stated} for every pair, so its prompts {repeats}: pairs are then no samples of "
+            "their own, and caches that outlive a run can answer. Draw new prompts (another seed) for each pair."
+        )
+    return found
+
+
 def dropped(results: Results) -> list[Dropped]:
     """Pairs that do not count."""
     loads = [pair.variant.load_bytes for pair in results.pairs]

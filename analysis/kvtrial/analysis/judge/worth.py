@@ -11,7 +11,8 @@ from kvtrial.analysis.judge.known import notes as notes_on_defects
 from kvtrial.analysis.judge.known import warned
 from kvtrial.analysis.judge.plain import percent_differences, plain_numbers
 from kvtrial.analysis.judge.results import Pair, Results
-from kvtrial.analysis.judge.validity import Dropped, dropped, fatal, unsettled
+from kvtrial.analysis.judge.suspect import suspicious
+from kvtrial.analysis.judge.validity import Dropped, caveats, dropped, fatal, unsettled
 from kvtrial.analysis.observe.finding import Finding
 from kvtrial.analysis.observe.words import listed
 from kvtrial.record.verdict import Word
@@ -49,7 +50,7 @@ class Judgement(msgspec.Struct, frozen=True, rename={"class_": "class"}):
 
 def judge(results: Results) -> Judgement:
     """The verdict on a result set: validity first, blind to the outcome, then the effect of the pairs that count."""
-    results = msgspec.structs.replace(results, notes=[*results.notes, *notes_on_defects(results)])
+    results = msgspec.structs.replace(results, notes=[*results.notes, *caveats(results), *notes_on_defects(results)])
     out = dropped(results)
     kept = [pair for pair in results.pairs if pair not in [drop.pair for drop in out]]
     invalid = list(fatal(results))
@@ -68,6 +69,18 @@ def judge(results: Results) -> Judgement:
     found_by_effect = _by_effect(results, kept, interval, comparison, note)
     verdict = _capped(comparison.verdict, results, out, found_by_effect.class_)
     beside = [*warned(results), *unsettled(results)]
+    suspect = list(suspicious(results, kept))
+    if suspect and verdict in ("BETTER", "WORSE", "EQUIVALENT"):
+        verdict = "INCONCLUSIVE"
+        direction = _direction(percent_differences(*_values(kept)), -1 if results.lower_is_better else 1)
+        shown = f" What they would show: {direction}, {_interval(comparison)}."
+        found_by_effect = msgspec.structs.replace(
+            suspect[0],
+            reason=suspect[0].reason + shown,
+            numbers=found_by_effect.numbers | suspect[0].numbers,
+        )
+        suspect = suspect[1:]
+    beside = [*suspect, *beside]
     if beside:
         found_by_effect = msgspec.structs.replace(
             found_by_effect, do=f"Settle first what is said beside it. {found_by_effect.do}"
@@ -144,7 +157,8 @@ def _by_effect(
     proof, proved = evidence(results, kept)
     floor = _floor(results, comparison) + preempted(kept)
     counts = _direction(differences, sign)
-    border = f"{100 * comparison.margin:g} %"
+    down, up = _borders(comparison.margin)
+    beyond = up if comparison.effect > 1 else f"{down}, which is {100 * comparison.margin:g} % the other way round"
     said = f"{results.metric}: {counts}, {_interval(comparison)}"
     plain = f" A plain mean of the pairs gives {numbers['mean_pct']:+.2f} % ({_t(numbers)})."
     if comparison.verdict in ("BETTER", "WORSE") and _within_noise(results, comparison):
@@ -162,7 +176,7 @@ def _by_effect(
         return Finding(
             "improvement_valid",
             "info",
-            f"{said}: the whole interval lies beyond {border}.{plain} {proof}{floor}",
+            f"{said}: the whole interval lies beyond {beyond}.{plain} {proof}{floor}",
             numbers | proved,
             "Publish it with versions, sizes, order and the checks it passed; it holds for this load, model and host."
             if results.proves_loads
@@ -173,7 +187,7 @@ def _by_effect(
         return Finding(
             "regression_valid",
             "info",
-            f"{said}: the variant is worse, and the whole interval lies beyond {border}.{plain} {proof}{floor} That "
+            f"{said}: the variant is worse, and the whole interval lies beyond {beyond}.{plain} {proof}{floor} That "
             f"the "
             "tier served is no reason why it should pay.",
             numbers | proved,
@@ -186,12 +200,17 @@ def _by_effect(
     return Finding(
         class_,
         "info",
-        f"{said}; {note or f'inside ±{border}'}.{plain} {proof}{floor}",
+        f"{said}; {note or f'inside {down} to {up}'}.{plain} {proof}{floor}",
         numbers | proved,
         "Nothing to gain or lose beyond the margin here."
         if comparison.verdict == "EQUIVALENT"
         else "Run the pairs still needed, as one fixed number decided beforehand.",
     )
+
+
+def _borders(margin: float) -> tuple[str, str]:
+    """The margin downward and upward: a ratio is as far below 1 as its inverse is above it."""
+    return _pct(1 / (1 + margin)), f"{100 * margin:+g} %"
 
 
 def _own(comparison: Comparison) -> dict[str, Any]:

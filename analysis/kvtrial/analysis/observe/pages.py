@@ -4,12 +4,12 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from kvtrial.analysis.observe.finding import Finding
-from kvtrial.analysis.observe.window import Window, fits_tokens, window_of
+from kvtrial.analysis.observe.window import Window, fits_tokens, labels_of_engines, of_engines, window_of
 from kvtrial.analysis.observe.words import listed, percent, plural, signed_bytes, whole
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.exposition import Page, metric_table, parse_page, read_models
@@ -23,6 +23,8 @@ _START = "process_start_time_seconds"
 CUT_LEAST = 3
 """Families that a page must lack at its end to count as cut; one or two a relay may have left out."""
 _UNUSED = "Nothing of it is used, not even the families before the cut; fetch it again, whole."
+_ALWAYS_MOVES = re.compile(r'^(?:process_cpu_seconds_total[ {]|http_requests_total\{[^}\n]*handler="/metrics")', re.M)
+"""What a server moves by being scraped, so that equal values mean one scrape."""
 _NEVER_NEGATIVE = ("_total", "_count")
 _HARMLESS_SIGNS: dict[str, Callable[[str], bool]] = {
     "sample timestamps": lambda text: bool(_TIMESTAMP.search(text)),
@@ -70,12 +72,14 @@ def read_pages(
         notes[0] += f" What the page exports decides ({versions.described()} by it)."
     notes += _contradicted(stated, versions)
     windows = []
+    scrapes = _scrapes([text for _, text in texts])
     for model in series[-1]:
         readings = [readings[model] for readings in series if model in readings]
         if len(readings) < len(series):
             notes.append(f"Model {model!r} is missing from {len(series) - len(readings)} of {len(series)} pages.")
         about = model if len(series[-1]) > 1 else None
-        windows.append(window_of(readings, interval_seconds, versions, stated, about, backend))
+        window = _of_first_page(window_of(readings, interval_seconds, versions, stated, about, backend), notes)
+        windows.append(msgspec.structs.replace(window, scrapes=scrapes))
     gone = [model for model in series[0] if model not in series[-1]]
     if gone:
         notes.append(f"{listed([repr(name) for name in gone])} is on the first page and not on the last.")
@@ -84,6 +88,31 @@ def read_pages(
     odd += [text for text in _not_finite(pages) if not any(text.split(" ", 1)[0] in caveat for caveat in odd)]
     harmless = [sign for sign, seen in _HARMLESS_SIGNS.items() if any(seen(text) for _, text in texts)]
     return Pages(windows, odd, harmless, versions, notes)
+
+
+def _of_first_page(window: Window, notes: list[str]) -> Window:
+    """The window without engines that are not on its first page: what they counted is of another time."""
+    first = labels_of_engines(window.first)
+    later = sorted(set().union(*map(labels_of_engines, window.readings)) - first)
+    gone = sorted(first - labels_of_engines(window.last))
+    of_model = f" (model {window.about!r})" if window.about else ""
+    notes += [f"Engine {name}{of_model} is on the first page and not on the last: it vanished." for name in gone]
+    if not first or not later:
+        return window
+    notes += [
+        f"Engine {name}{of_model} is not on the first page: no difference known, so it is left out." for name in later
+    ]
+    readings = [msgspec.structs.replace(reading, buckets={}) for reading in window.readings]
+    # Buckets are summed over the engines, so none is known of the others alone.
+    return of_engines(msgspec.structs.replace(window, readings=readings), first, window.about)
+
+
+def _scrapes(texts: Sequence[str]) -> Literal["apart", "alike", "same"]:
+    """Whether pages are one scrape given again, by a copy or a caching proxy: every sample line is equal."""
+    samples = [[line.rstrip() for line in text.split("\n") if not line.startswith("#")] for text in texts]
+    if len(samples) < 2 or any(later != samples[0] for later in samples[1:]):
+        return "apart"
+    return "same" if _ALWAYS_MOVES.search(texts[0]) else "alike"
 
 
 def _contradicted(stated: str | None, versions: VersionRange) -> list[str]:
@@ -281,7 +310,9 @@ def _summary(window: Window) -> str:
     count, load = window.rise("preemptions"), window.rise("load_bytes")
     parts = ["preemptions unknown" if count is None else f"{plural(count, 'preemption')} {window.during}"]
     if load is not None:
-        parts.append(f"load {signed_bytes(load)}, store {signed_bytes(window.rise('store_bytes') or 0)}")
+        store = window.rise("store_bytes")
+        stored = "store unknown" if store is None else f"store {signed_bytes(store)}"
+        parts.append(f"load {signed_bytes(load)}, {stored}")
     elif window.last.whole and not any("offload" in name for name in window.last.caveats):
         parts.append("the offload families are not exported (no connector), which is not a load of 0")
     return f"What can be told: {', '.join(parts)}."

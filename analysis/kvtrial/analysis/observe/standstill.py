@@ -14,12 +14,30 @@ DEADLOCK_LEAST_SECONDS = 10.0
 """Under this a load in progress looks the same."""
 STALL_LEAST_SECONDS = 30.0
 """Under this a long prefill looks the same: its tokens are counted when it ends."""
+_ALIKE = (
+    " Every value of these pages is equal, and they export none that always moves (process_cpu_seconds_total), so the "
+    "same scrape twice (a copy, a caching proxy) looks like this too."
+)
 _OF_WORK = ("prompt_tokens", "requests_finished_stop", "requests_finished_length")
 """Counters that an engine moves only by working, whatever tokens it counted."""
 
 
 def standstills(window: Window) -> Iterator[Finding]:
-    """Standstills of the whole server, else of those of its engines that stand still while others go on."""
+    """Standstills of the whole server, else of those of its engines that stand still while others go on.
+
+    Of one scrape given again nothing is said but that; where it may be one, that is said beside it.
+    """
+    if window.scrapes == "same":
+        yield from _same_scrape(window)
+        return
+    for finding in _standing(window):
+        if window.scrapes == "alike" and finding.class_ in ("scheduler_deadlock", "engine_stalled"):
+            yield msgspec.structs.replace(finding, reason=finding.reason + _ALIKE, confidence="inferred")
+        else:
+            yield finding
+
+
+def _standing(window: Window) -> Iterator[Finding]:
     whole_server = _of_one(window)
     engines = engines_of(window)
     if len(engines) < 2:
@@ -44,6 +62,25 @@ def standstills(window: Window) -> Iterator[Finding]:
                 do=f"{finding.do} A balancer in front should send nothing to engine {engine} meanwhile.",
                 about=about,
             )
+
+
+def _same_scrape(window: Window) -> Iterator[Finding]:
+    running, waiting = window.gauge("requests_running"), window.gauge("requests_waiting")
+    if not any((*running, *waiting)):
+        return
+    count = len(window.readings)
+    times = "twice" if count == 2 else f"{count} times"
+    yield Finding(
+        "standstill_unknown",
+        "warn",
+        f"These pages are the same scrape {times} (a copy or a caching proxy): every value is equal, also those that a "
+        f"server moves by being scraped (process_cpu_seconds_total), with running {span(running) if running else '?'} "
+        f"and waiting {span(waiting) if waiting else '?'}. Nothing can be told of a window.",
+        {"running": running, "waiting": waiting, "same_scrape": True, "window_seconds": window.seconds},
+        "Fetch the server's own /metrics twice, at least 30 s apart and without a proxy between.",
+        "unknown",
+        window.about,
+    )
 
 
 def _of_one(window: Window) -> list[Finding]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from kvtrial.analysis.observe.client import Client
 from kvtrial.analysis.observe.finding import Finding
-from kvtrial.analysis.observe.window import Window, created_times, restarted_at, start_times
+from kvtrial.analysis.observe.window import Window, created_times, labels_of_engines, restarted_at, start_times
 from kvtrial.analysis.observe.words import listed, plural, whole
 from kvtrial.record.exposition import CREATED, Reading
 
@@ -32,6 +32,10 @@ def counter_reset(window: Window) -> Iterator[Finding]:
         signs.append(f"the _created of engine {engine or '0'} moved from {was:.2f} to {now:.2f}")
     if created:
         numbers[CREATED] = {name: list(times) for name, times in created.items()}
+    gone = sorted(labels_of_engines(before) - labels_of_engines(after))
+    if gone:
+        signs.append(f"engine{'s' if len(gone) > 1 else ''} {listed(gone)} vanished")
+        numbers["engines_vanished"] = gone
     if fell:
         shown = [f"{role} {whole(was)} -> {whole(now)}" for role, (was, now) in fell.items()]
         signs.append(f"counters fell ({listed(shown, 3)})")
@@ -46,8 +50,10 @@ def counter_reset(window: Window) -> Iterator[Finding]:
     turned = moved and starts[0] is not None and starts[1] is not None and starts[1] < starts[0]
     restarted = not turned and bool(moved or created or None in starts)
     cause = (
-        f"The later page{where} is of a process that started before that of the earlier one: the pages are in another "
-        "order than they were taken, or they come from different servers behind one address"
+        f"Not every engine of the earlier page is on the later one{where}, so the sums over engines fell"
+        if gone and not (moved or created)
+        else f"The later page{where} is of a process that started before that of the earlier one: the pages are in "
+        "another order than they were taken, or they come from different servers behind one address"
         if turned
         else f"The server was restarted{where}"
         if moved or created or None in starts
@@ -62,6 +68,8 @@ def counter_reset(window: Window) -> Iterator[Finding]:
         "Discard the window. Find out why the server restarted (its log, `systemctl status`, `journalctl -u`), then "
         "measure again."
         if restarted
+        else "Find out why an engine left (the log, fewer data-parallel engines), and measure again with all of them."
+        if gone
         else "Give the pages in the order in which they were taken, the earliest first. If they were, fetch them from "
         "the one server itself, not from an address that several stand behind.",
         about=window.about,

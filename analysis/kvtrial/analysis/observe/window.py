@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection
 from itertools import pairwise
+from typing import Literal
 
 import msgspec
 
@@ -18,6 +19,7 @@ class Window(msgspec.Struct, frozen=True):
 
     `steps`: what rose from each reading to the next; `whole`: from the first to the last. `since_start`: one page alone
     was given, so everything counts from the server's start. `interval_seconds`: between readings, None: not known.
+    `scrapes`: `same` where the pages are one scrape given again, `alike` where they may be.
     """
 
     readings: list[Reading]
@@ -29,6 +31,7 @@ class Window(msgspec.Struct, frozen=True):
     version: str | None = None
     about: str | None = None
     backend: str | None = None
+    scrapes: Literal["apart", "alike", "same"] = "apart"
 
     @property
     def first(self) -> Reading:
@@ -132,10 +135,16 @@ def engines_of(window: Window) -> list[str]:
     return sorted((engine for engine in running if engine), key=lambda name: (len(name), name))
 
 
+def labels_of_engines(reading: Reading) -> set[str]:
+    """Engine labels of any of a reading's values; none where its engines are not told apart."""
+    return {engine for by_engine in reading.per_engine.values() for engine in by_engine if engine}
+
+
 def of_engines(window: Window, engines: Collection[str], about: str | None) -> Window:
     """The same window as if the page had these engines alone. What has no engine label (the process) stays."""
     readings = [_of_engines(reading, engines) for reading in window.readings]
-    return window_of(readings, window.interval_seconds, window.versions, window.version, about, window.backend)
+    own = window_of(readings, window.interval_seconds, window.versions, window.version, about, window.backend)
+    return msgspec.structs.replace(own, scrapes=window.scrapes)
 
 
 def _of_engines(reading: Reading, engines: Collection[str]) -> Reading:
