@@ -198,7 +198,8 @@ def test_a_length_that_the_whole_gpu_could_not_hold():
     launch = {"a": {"args": ["some/model", "--max-model-len", "1M", "--host", "127.0.0.1"]}}
     host = {"gpu_memory_mib": 81559}
     found = check_launches(host, {"version": "0.30.0"}, launch, model)
-    assert classes(found) == ["max_model_len_over_kv_cache"]
+    assert [(one.class_, one.severity) for one in found] == [("max_model_len_over_kv_cache", "warn")]
+    assert "would not start, if every layer attends to the whole context" in found[0].reason
     most = int(81559 * 2**20 * 0.92) // 131072
     assert f"at most {most} tokens of 131072 bytes" in found[0].reason
     for quiet in (str(most), "auto", "-1"):
@@ -207,6 +208,50 @@ def test_a_length_that_the_whole_gpu_could_not_hold():
     launch["a"]["args"][2] = str(most + 1)
     launch["a"]["args"] += ["--tensor-parallel-size", "2"]
     assert check_launches(host, {"version": "0.30.0"}, launch, model) == []
+
+
+def test_a_length_is_refused_by_bytes_only_where_every_layer_is_known_to_attend_to_all():
+    pinned = ["--kv-cache-memory-bytes", "4G", "--max-model-len", "40960", "--host", "127.0.0.1"]
+    model, version = {"kv_bytes_per_token": 114688}, {"version": "0.32.0"}
+    for name, more, severity in [
+        ("some/model", [], "warn"),
+        ("Qwen/Qwen3-0.6B", [], "refuse"),
+        ("Qwen/Qwen3-0.6B", ["--hf-overrides", '{"sliding_window": 4096}'], "warn"),
+        ("some/model", ["--num-gpu-blocks-override", "100"], "refuse"),
+    ]:
+        found = check_launches({}, version, {"a": {"args": [name, *pinned, *more]}}, model)
+        assert [(one.class_, one.severity) for one in found] == [("max_model_len_over_kv_cache", severity)]
+        assert ("if every layer attends to the whole context" in found[0].reason) == (severity == "warn")
+
+
+@pytest.mark.parametrize("kind", ["nvfp4", "int8_per_token_head", "turboquant_k8v4", "int4_per_token_head", "fp8_inc",
+                                  "fp8_ds_mla", "fp8_per_token_head"])  # fmt: skip
+def test_bytes_of_a_kv_dtype_that_was_not_read_are_not_known(kind, tmp_path, capsys):
+    args = ["m", "--kv-cache-memory-bytes", "2G", "--max-model-len", "40960", "--host", "127.0.0.1"]
+    launch = {"host": {}, "vllm": {"version": "0.32.0"}, "arms": {"a": {"args": [*args, "--kv-cache-dtype", kind]}}}
+    launch["model"] = {"kv_bytes_per_token": 114688}
+    assert check_launches({}, launch["vllm"], launch["arms"], launch["model"]) == []
+    assert any(
+        f"what a token takes with --kv-cache-dtype {kind} was not read" in note
+        for note in notes(launch, tmp_path, capsys)
+    )
+    for known, tokens in (("auto", 18720), ("bfloat16", 18720), ("fp8", 37440), ("fp8_e5m2", 37440)):
+        launch["arms"]["a"]["args"][-1] = known
+        found = check_launches({}, launch["vllm"], launch["arms"], launch["model"])
+        assert f"({tokens} tokens" in found[0].reason
+    launch = both(good(), "--kv-cache-dtype", kind)
+    found = check(launch)
+    assert classes(found) == ["tier_not_compared"]
+    assert "model.kv_bytes_per_token" not in found[0].do
+
+
+def test_a_length_that_fits_only_where_ranks_hold_parts_is_noted(tmp_path, capsys):
+    args = ["m", "-tp", "8", "--kv-cache-memory-bytes", "4G", "--max-model-len", "163840", "--host", "127.0.0.1"]
+    launch = {"host": {}, "vllm": {"version": "0.32.0"}, "arms": {"a": {"args": args}}}
+    launch["model"] = {"kv_bytes_per_token": 70272}
+    assert any("with MLA, or with fewer KV heads than ranks" in note for note in notes(launch, tmp_path, capsys))
+    args[6] = "32768"
+    assert not any("MLA" in note for note in notes(launch, tmp_path, capsys))
 
 
 def notes(launch, tmp_path, capsys):
