@@ -38,11 +38,30 @@ def options_of(release: Path) -> set[str]:
 
 def added(node: ast.AST) -> Iterator[str]:
     """Names that `add_argument` is given, and those under "flags", from which the front end's parser takes more."""
+    for names, _ in calls(node):
+        yield from names
     for call in ast.walk(node):
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
-            yield from (text for arg in call.args for text in texts(arg) if is_option(text))
         if isinstance(call, ast.Assign) and any("flags" in texts(target) for target in call.targets):
             yield from (text for text in texts(call.value) if is_option(text))
+
+
+def calls(node: ast.AST) -> Iterator[tuple[list[str], ast.Call]]:
+    """Each `add_argument` with the names it is given; one in a loop over a list that stands there, for each of it."""
+    looped: dict[ast.AST, dict[str, list[str]]] = {}
+    for loop in ast.walk(node):
+        if isinstance(loop, ast.For) and isinstance(loop.iter, ast.List | ast.Tuple):
+            first = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
+            if isinstance(first, ast.Name):
+                firsts = [row.elts[0] if isinstance(row, ast.Tuple) else row for row in loop.iter.elts]
+                there = {first.id: [text for row in firsts for text in texts(row)]}
+                looped |= dict.fromkeys(ast.walk(loop), there)
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument":
+            for arg in call.args:
+                if isinstance(arg, ast.Name):
+                    yield from (([text], call) for text in looped.get(call, {}).get(arg.id, []) if is_option(text))
+            if names := [text for arg in call.args for text in texts(arg) if is_option(text)]:
+                yield names, call
 
 
 def is_option(text: str) -> bool:

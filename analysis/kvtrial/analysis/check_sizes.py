@@ -239,6 +239,7 @@ def _check_length(arm: Arm, host: Mapping[str, Any]) -> Iterator[Finding]:
     overridden = arm.parsed.text("num-gpu-blocks-override") is not None
     looks = not overridden or within(arm.version, OVERRIDE_IS_LOOKED_AT, None)
     certain = overridden or arm.whole_context
+    if_whole = "" if certain else _IF_WHOLE
     numbers |= {"gpu_kv_blocks": blocks, "gpu_kv_tokens": tokens}
     yield Finding(
         "max_model_len_over_kv_cache",
@@ -249,7 +250,7 @@ def _check_length(arm: Arm, host: Mapping[str, Any]) -> Iterator[Finding]:
         + ("" if overridden else f", by {each} bytes a token")
         + "); "
         + (
-            f"the engine ends in 'To serve at least one request with the model's max seq len ({length})'{'' if certain else _IF_WHOLE}."
+            f"the engine ends in 'To serve at least one request with the model's max seq len ({length})'{if_whole}."
             if looks
             else f"vLLM before {OVERRIDE_IS_LOOKED_AT} starts all the same, and a request longer than that never runs."
         ),

@@ -26,7 +26,7 @@ _COUNTS = {
 }
 """Options that count something, with more of it than any host has."""
 _SHARE_OF_16_BITS = {"auto": 1, "bfloat16": 1, "float16": 1, "fp8": 2, "fp8_e4m3": 2, "fp8_e5m2": 2}
-"""--kv-cache-dtype -> how many times smaller a token is than as stated; others bring scales and layouts of their own."""
+"""--kv-cache-dtype -> how many times smaller a token is than as stated; others have scales and layouts of their own."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

@@ -40,6 +40,7 @@ def test_the_list_read_from_the_wheel_is_the_one_that_the_engine_prints():
 @pytest.mark.parametrize(
     ("name", "first", "last"),
     [
+        ("guided-decoding-backend", None, "0.11"),
         ("swap-space", None, "0.17"),
         ("max-num-partial-prefills", None, "0.26"),
         ("max-long-partial-prefills", None, "0.26"),
@@ -150,6 +151,7 @@ def test_the_list_is_read_from_the_text_of_a_wheel(tmp_path):
     (root / "entrypoints" / "common").mkdir()
     (root / "engine" / "arg_utils.py").write_text(
         'class EngineArgs:\n  def add_cli_args(p):\n    p.add_argument("--old-one", "-oo")\n'
+        '    for arg, type in [("--of-loop", str), ("--other-of-loop", bool)]:\n      p.add_argument(arg, type=type)\n'
         'class Other:\n  def f(p): p.add_argument("--not-this")\n'
     )
     (root / "entrypoints" / "cli" / "serve.py").write_text("")
@@ -161,7 +163,7 @@ def test_the_list_is_read_from_the_text_of_a_wheel(tmp_path):
     done = subprocess.run([sys.executable, script, root.parent], capture_output=True, text=True, check=True)
     read = yaml.safe_load(done.stdout)
     assert read["releases"] == ["9.9.0"]
-    assert set(read["options"]) == {"old-one", "-oo", "-x", "api-key", "headless"}
+    assert set(read["options"]) == {"old-one", "-oo", "of-loop", "other-of-loop", "-x", "api-key", "headless"}
 
 
 # --- the greatest length beside the KV cache
