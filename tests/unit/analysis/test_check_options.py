@@ -11,7 +11,7 @@ from kvtrial.analysis.answerschemas import schema_named
 from kvtrial.analysis.check import check_launches
 from kvtrial.analysis.cli import main
 from kvtrial.record.options import unclear_option
-from kvtrial.record.serveoptions import neighbours, options_of, serve_options, was_read, when
+from kvtrial.record.serveoptions import kinds, neighbours, options_of, serve_options, was_read, when
 from kvtrial.record.versions import release
 from test_check_launches import CONFIGS, case, check, classes, connector, good, option
 
@@ -34,6 +34,9 @@ def test_the_list_read_from_the_wheel_is_the_one_that_the_engine_prints():
     read = {name if name.startswith("-") else f"--{name}" for name in options_of("0.32.0")}
     off = {name for name in printed if name.startswith("--no-") and f"--{name.removeprefix('--no-')}" in read}
     assert printed - off - {"-h", "--help"} - read == set()
+    takes = {name: kind for name, kind in kinds().items() if f"--{name}" in printed}
+    assert {name for name, kind in takes.items() if kind == "on_off"} == {name.removeprefix("--no-") for name in off}
+    assert len(takes) > 200
     assert {name for name in read - printed if name.startswith("--")} == set()
 
 
@@ -150,20 +153,26 @@ def test_the_list_is_read_from_the_text_of_a_wheel(tmp_path):
     (root / "entrypoints" / "cli").mkdir(parents=True)
     (root / "entrypoints" / "common").mkdir()
     (root / "engine" / "arg_utils.py").write_text(
-        'class EngineArgs:\n  def add_cli_args(p):\n    p.add_argument("--old-one", "-oo")\n'
+        "class EngineArgs:\n  def add_cli_args(p):\n    k = get_kwargs(C)\n"
+        '    p.add_argument("--old-one", "-oo", **k["old"])\n'
         '    for arg, type in [("--of-loop", str), ("--other-of-loop", bool)]:\n      p.add_argument(arg, type=type)\n'
+        '    p.add_argument("--a-flag", **{**k["flag"], "default": None})\n'
+        "class C:\n  old: int | None\n  flag: bool\n"
         'class Other:\n  def f(p): p.add_argument("--not-this")\n'
     )
     (root / "entrypoints" / "cli" / "serve.py").write_text("")
     (root / "entrypoints" / "common" / "cli_args.py").write_text(
         'class FrontendArgs:\n  api_key: str = ""\n  def f(k):\n    k["x"]["flags"] = ["-x"]\n'
-        'def make_arg_parser(p):\n  p.add_argument("--headless")\n'
+        'def make_arg_parser(p):\n  p.add_argument("--headless", action="store_true")\n'
     )
     script = Path(__file__).parents[3] / "requirements" / "read_options.py"
     done = subprocess.run([sys.executable, script, root.parent], capture_output=True, text=True, check=True)
     read = yaml.safe_load(done.stdout)
     assert read["releases"] == ["9.9.0"]
-    assert set(read["options"]) == {"old-one", "-oo", "of-loop", "other-of-loop", "-x", "api-key", "headless"}
+    assert set(read["options"]) == {"old-one", "-oo", "of-loop", "other-of-loop", "-x", "api-key", "headless", "a-flag"}
+    assert read["aliases"] == {"-oo": "old-one"}
+    assert read["takes"] == {"on_off": ["a-flag"], "switch": ["headless"], "int": ["old-one"], "float": None,
+                             "value": ["api-key", "of-loop", "other-of-loop"]}  # fmt: skip
 
 
 # --- the greatest length beside the KV cache
