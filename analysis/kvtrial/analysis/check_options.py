@@ -1,10 +1,13 @@
 """Whether `vllm serve` has the options of an arm in its version, by the lists read from the wheels."""
 
 import difflib
+import json
 from collections.abc import Iterator
+from typing import Any
 
 from kvtrial.analysis.launch_arm import Arm, Finding
-from kvtrial.record.serveoptions import neighbours, options_of, range_read, was_read, when
+from kvtrial.record.serveoptions import long_name, neighbours, options_of, range_read, was_read, when
+from kvtrial.record.versions import within
 
 _ASK_FOR_HELP = frozenset({"help", "-h"})
 
@@ -34,8 +37,46 @@ def _level(name: str) -> bool:
     return name.startswith("-O")
 
 
-def _dashes(name: str) -> str:
+def dashes(name: str) -> str:
+    """An option's name as it is typed: a short one has its dash already."""
     return name if name.startswith("-") else f"--{name}"
+
+
+def settings_of(arm: Arm) -> dict[str, Any]:
+    """An arm's options by their long names in its version, with the keys after a dot merged into an option's JSON."""
+    found: dict[str, Any] = {}
+    dotted: list[tuple[str, Any]] = []
+    for written, value in arm.parsed.options.items():
+        name, dot, keys = written.partition(".")
+        if dot:
+            for key in reversed(keys.split(".")):
+                value = {key: _loaded(value)}
+            dotted.append((_settled(name, arm.version), value))
+        elif _level(name) and within(arm.version, "0.12", None):
+            found["optimization-level"] = value if name == "-O" else name.removeprefix("-O")
+        else:
+            found[_settled(name, arm.version)] = _loaded(value) if str(value).startswith("{") else value
+    for name, value in dotted:
+        found[name] = _merged(found[name], value) if isinstance(found.get(name), dict) else value
+    return found
+
+
+def _settled(name: str, version: str) -> str:
+    # -O.mode was moved to -cc for one release, when -O became the level.
+    return "compilation-config" if name == "-O" else long_name(name, version)
+
+
+def _loaded(value: Any) -> Any:
+    """What vLLM reads in an option's JSON, or after a dot."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
+
+
+def _merged(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
+    both = {key for key in left.keys() & right.keys() if isinstance(left[key], dict) and isinstance(right[key], dict)}
+    return left | right | {key: _merged(left[key], right[key]) for key in both}
 
 
 def _abbreviated(arm: Arm, name: str, whole: str) -> Finding:
@@ -52,7 +93,7 @@ def _abbreviated(arm: Arm, name: str, whole: str) -> Finding:
 
 def _not_there(arm: Arm, name: str) -> Finding:
     known, read = when(name), was_read(arm.version)
-    option = _dashes(name)
+    option = dashes(name)
     ends = f"the engine would end in 'unrecognized arguments: {option}'"
     near = _near(name, options_of(arm.version))
     numbers = {"option": name, "version": arm.version, "read": read}
@@ -82,4 +123,4 @@ def _not_there(arm: Arm, name: str) -> Finding:
 
 def _near(name: str, here: frozenset[str]) -> str:
     close = difflib.get_close_matches(name, sorted(here), n=1, cutoff=0.8)
-    return f" (did you mean {_dashes(close[0])}?)" if close else ""
+    return f" (did you mean {dashes(close[0])}?)" if close else ""

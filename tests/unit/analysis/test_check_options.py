@@ -175,6 +175,45 @@ def test_the_list_is_read_from_the_text_of_a_wheel(tmp_path):
                              "value": ["api-key", "of-loop", "other-of-loop"]}  # fmt: skip
 
 
+# --- the same option under two names
+
+
+@pytest.mark.parametrize(
+    ("version", "left", "right"),
+    [
+        ("0.32.0", ["-ep"], ["--enable-expert-parallel"]),
+        ("0.32.0", ["-O3"], ["--optimization-level", "3"]),
+        ("0.32.0", ["-O", "3"], ["-O=3"]),
+        ("0.32.0", ["-cc", '{"mode":3}'], ["--compilation-config.mode", "3"]),
+        ("0.32.0", ["-cc.mode=3", "-cc.x.y", "1"], ["--compilation-config", '{"x": {"y": 1}, "mode": 3}']),
+        ("0.12.0", ["-O.mode=3"], ["-cc.mode=3"]),
+        ("0.11.2", ["-O", '{"mode":3}'], ["--compilation-config", '{"mode": 3}']),
+        (
+            "0.32.0",
+            ["--hf-overrides", '{"a":{"b":1}}', "--hf-overrides.a.c", "2"],
+            ["--hf-overrides.a", '{"b":1,"c":2}'],
+        ),
+    ],
+)
+def test_an_option_under_another_of_its_names_is_no_difference(version, left, right):
+    launch = good(version)
+    launch["arms"]["control"]["args"] += left
+    launch["arms"]["variant"]["args"] += right
+    assert "arms_not_comparable" not in classes(check(launch))
+    launch["arms"]["variant"]["args"] = good(version)["arms"]["variant"]["args"]
+    found = [one for one in check(launch) if one.class_ == "arms_not_comparable"]
+    assert len(found) == 1
+    assert "---" not in found[0].reason
+
+
+def test_a_short_name_is_said_with_one_dash():
+    launch = good()
+    launch["arms"]["control"]["args"] += ["-zz", "1", "-zz", "2"]
+    said = [one.reason for one in check(launch) if one.class_ in ("arms_not_comparable", "repeated_option")]
+    assert len(said) == 2
+    assert all("-zz" in reason and "--zz" not in reason for reason in said)
+
+
 # --- the greatest length beside the KV cache
 
 
