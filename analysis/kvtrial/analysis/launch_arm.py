@@ -119,6 +119,17 @@ class Arm(msgspec.Struct, frozen=True):
         return -(-plain // PAGE_BYTES) * PAGE_BYTES if within(self.version, "0.27", None) else plain
 
 
+def after_vllm(argv: list[str]) -> list[str]:
+    """Without the interpreter in front of `vllm serve model` or of `-m vllm.entrypoints.openai.api_server`."""
+    for index, word in enumerate(argv[:8]):
+        before, rest = argv[:index], argv[index + 1 :]
+        if word.rsplit("/", 1)[-1] == "vllm" and (not before or rest[:1] == ["serve"]):
+            return argv[index:]
+        if word.startswith("vllm.entrypoints") and before[-1:] in ([], ["-m"]):
+            return rest if rest[:1] == ["serve"] else ["serve", *rest]
+    return argv
+
+
 def read_arm(
     name: str, spec: Mapping[str, Any], version: str, backend: Backend, model: Mapping[str, Any] | None
 ) -> Arm:
@@ -141,7 +152,7 @@ def read_arm(
                 f"underscores, and no digit in front: correct it."
             )
     environment = {str(key): str(value) for key, value in env.items()}
-    launch = ArmLaunch([str(arg) for arg in args], environment)
+    launch = ArmLaunch(after_vllm([str(arg) for arg in args]), environment)
     try:
         parsed = parse_vllm_args(launch.argv)
         for complaint in parsed.unclear:

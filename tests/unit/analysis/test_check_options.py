@@ -10,6 +10,7 @@ import yaml
 from kvtrial.analysis.answerschemas import schema_named
 from kvtrial.analysis.check import check_launches
 from kvtrial.analysis.cli import main
+from kvtrial.analysis.launch_arm import read_arm
 from kvtrial.record.options import unclear_option
 from kvtrial.record.serveoptions import kinds, neighbours, options_of, serve_options, was_read, when
 from kvtrial.record.versions import release
@@ -204,6 +205,27 @@ def test_an_option_under_another_of_its_names_is_no_difference(version, left, ri
     found = [one for one in check(launch) if one.class_ == "arms_not_comparable"]
     assert len(found) == 1
     assert "---" not in found[0].reason
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        ["/usr/bin/python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"],
+        ["python", "-m", "vllm.entrypoints.cli.main", "serve", "m"],
+        ["/opt/venv/bin/python", "/opt/venv/bin/vllm", "serve", "m"],
+        ["vllm", "serve", "m"],
+        ["serve", "m"],
+        ["m", "--served-model-name", "vllm"],
+        ["m", "--tokenizer", "vllm.entrypoints"],
+    ],
+)
+def test_a_pasted_command_line_is_read_from_vllm_on(front):
+    arms = {"a": {"args": [*front, "--host", "127.0.0.1", "--wibble"]}}
+    found = check_launches({}, {"version": "0.32.0"}, arms)
+    assert [(one.class_, one.numbers["option"]) for one in found] == [("unknown_option", "wibble")]
+    arm = read_arm("a", arms["a"], "0.32.0", "cuda", None)
+    assert arm.parsed.model == "m"
+    assert len(arm.parsed.options) == len([word for word in front if word.startswith("--")]) + 2
 
 
 def test_a_short_name_is_said_with_one_dash():
