@@ -236,6 +236,67 @@ def test_a_short_name_is_said_with_one_dash():
     assert all("-zz" in reason and "--zz" not in reason for reason in said)
 
 
+# --- what the parser of vLLM does not take
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "says"),
+    [
+        ("0.32.0", ["-O", '{"mode":3}'], "-O takes 0, 1, 2 or 3 since 0.12"),
+        ("0.32.0", ["-O"], "-O takes 0, 1, 2 or 3"),
+        ("0.12.0", ["-O", '{"mode":3}'], "-O takes 0, 1, 2 or 3"),
+        ("0.32.0", ["-O.cudagraph_mode", "FULL"], "-O takes a level alone since 0.13"),
+        ("0.32.0", ["--no-disable-log-stats"], "--disable-log-stats has no such form"),
+        ("0.32.0", ["--no-max-model-len"], "--max-model-len has no such form"),
+        ("0.32.0", ["--enable-chunked-prefill=True"], "--enable-chunked-prefill is a flag without a value"),
+        ("0.32.0", ["--enforce-eager", "False"], "--enforce-eager is a flag without a value"),
+        ("0.32.0", ["--headless", "x"], "--headless is a flag without a value"),
+        ("0.32.0", ["--gpu-memory-utilization", "0,9"], "takes a number above 0 and up to 1"),
+        ("0.32.0", ["--gpu-memory-utilization", "1.5"], "takes a number above 0 and up to 1"),
+        ("0.32.0", ["--gpu-memory-utilization", "nan"], "takes a number above 0 and up to 1"),
+        ("0.32.0", ["--max-lora-rank", "100"], "takes one of 1, 8, 16, 32"),
+        ("0.32.0", ["--seed", "one"], "--seed takes a whole number"),
+        ("0.32.0", ["-n", "two"], "-n takes a whole number"),
+    ],
+)
+def test_what_the_parser_does_not_take_is_refused(version, words, says):
+    arms = {"a": {"args": ["m", "--host", "127.0.0.1", *words]}}
+    found = check_launches({}, {"version": version}, arms)
+    assert [(one.class_, one.severity) for one in found] == [("unusable_value", "refuse")]
+    assert says in found[0].reason
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("0.11.2", ["-O", '{"mode":3}']),
+        ("0.11.2", ["-O.cudagraph_mode", "FULL"]),
+        ("0.12.0", ["-O.cudagraph_mode", "FULL"]),
+        *(
+            ("0.32.0", words.split())
+            for words in (
+                "-O.mode=3", "-O 3", "-O3", "-O=3", "-Odecode", "--no-trust-remote-code", "--no-enable-log-requests",
+                "--max-model-len=-1", "-tp=2", "-ep", "-cc.cudagraph_mode=FULL", "--seed -1", "--enable-log-requests",
+                "--speculative-config.method ngram --speculative-config.num_speculative_tokens=3", "-n 1 -r 0",
+                "--limit-mm-per-prompt.image 2", "--compilation-config.cudagraph_capture_sizes+ 1",
+                "--lora-modules a=/x b=/y --max-lora-rank 64", "--no-enable-lora --no-use-tqdm-on-load",
+                "--hf-overrides.rope_parameters.factor 4", "--kv-cache-dtype nvfp4", "--gpu-memory-utilization 1", "--gpu-memory-utilization=.8",
+                "--max-num-batched-tokens 8k", "--no-async-scheduling", "--no-enable-prefix-caching", "--hf-token",
+                "-dp 2 -dpl 1 -dpa 10.0.0.1 -dpp 13345 -dpr 1", "--generation-config vllm --root-path /a",
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_parser_takes_is_not(version, words):
+    arms = {"a": {"args": ["m", "--host", "127.0.0.1", *words]}}
+    assert check_launches({}, {"version": version}, arms) == []
+
+
+def test_a_word_after_a_flag_is_the_model_where_none_is_given():
+    found = check_launches({}, {"version": "0.32.0"}, {"a": {"args": ["--enforce-eager", "m", "--host", "127.0.0.1"]}})
+    assert found == []
+
+
 # --- the greatest length beside the KV cache
 
 
