@@ -111,9 +111,10 @@ def settings_of(arm: Arm) -> dict[str, Any]:
     for written, value in arm.parsed.options.items():
         name, dot, keys = written.partition(".")
         if dot:
+            nested = _loaded(value)
             for key in reversed(keys.split(".")):
-                value = {key: _loaded(value)}
-            dotted.append((_settled(name, arm.version), value))
+                nested = {key: nested}
+            dotted.append((_settled(name, arm.version), nested))
         elif _level(name) and within(arm.version, "0.12", None):
             found["optimization-level"] = value if name == "-O" else name.removeprefix("-O")
         else:

@@ -280,7 +280,8 @@ def test_what_the_parser_does_not_take_is_refused(version, words, says):
                 "--speculative-config.method ngram --speculative-config.num_speculative_tokens=3", "-n 1 -r 0",
                 "--limit-mm-per-prompt.image 2", "--compilation-config.cudagraph_capture_sizes+ 1",
                 "--lora-modules a=/x b=/y --max-lora-rank 64", "--no-enable-lora --no-use-tqdm-on-load",
-                "--hf-overrides.rope_parameters.factor 4", "--kv-cache-dtype nvfp4", "--gpu-memory-utilization 1", "--gpu-memory-utilization=.8",
+                "--hf-overrides.rope_parameters.factor 4", "--kv-cache-dtype nvfp4", "--gpu-memory-utilization 1",
+                "--gpu-memory-utilization=.8",
                 "--max-num-batched-tokens 8k", "--no-async-scheduling", "--no-enable-prefix-caching", "--hf-token",
                 "-dp 2 -dpl 1 -dpa 10.0.0.1 -dpp 13345 -dpr 1", "--generation-config vllm --root-path /a",
             )
