@@ -1,9 +1,11 @@
 """Whether an engine is exposed, and whether arms can be compared: one thing tested, all else alike."""
 
 import ipaddress
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kvtrial.analysis.check_options import dashes, settings_of
 from kvtrial.analysis.launch_arm import Arm, Finding
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.launch import human_int
@@ -73,7 +75,7 @@ def check_comparable(arms: list[Arm]) -> Iterator[Finding]:
                 "repeated_option",
                 "warn",
                 arm.name,
-                f"{', '.join('--' + name for name in arm.parsed.repeated)} is given more than once; the last one "
+                f"{', '.join(dashes(name) for name in arm.parsed.repeated)} is given more than once; the last one "
                 "counts.",
                 {"options": arm.parsed.repeated},
                 "Give it once.",
@@ -85,7 +87,7 @@ def check_comparable(arms: list[Arm]) -> Iterator[Finding]:
 
 
 def _check_pair(control: Arm, variant: Arm) -> Iterator[Finding]:
-    options = _differing(control.parsed.options, variant.parsed.options, _WHAT_IS_TESTED | _FREE_TO_DIFFER | {"model"})
+    options = _differing(settings_of(control), settings_of(variant), _WHAT_IS_TESTED | _FREE_TO_DIFFER | {"model"})
     if control.parsed.model != variant.parsed.model:
         options["model"] = (control.parsed.model, variant.parsed.model)
     environment = _differing(control.env, variant.env, _ENV_FREE_TO_DIFFER)
@@ -95,7 +97,7 @@ def _check_pair(control: Arm, variant: Arm) -> Iterator[Finding]:
     if layout == ("HND", None) and adds_connector:
         del environment["VLLM_KV_CACHE_LAYOUT"]
     tested = control.tier != variant.tier
-    found = {f"--{name}": pair for name, pair in options.items()} | environment
+    found = {dashes(name): pair for name, pair in options.items()} | environment
     if not tested and len(_BRING_ANOTHER_POOL & found.keys()) == 1:
         found = {name: pair for name, pair in found.items() if name not in _SIZE_OF_THE_POOL}
     if not tested and found.keys() <= _SIZE_OF_THE_POOL:
@@ -150,4 +152,4 @@ def _tier_change(control: Arm, variant: Arm) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "not set" if value is None else str(value)
+    return "not set" if value is None else json.dumps(value) if isinstance(value, dict) else str(value)

@@ -17,6 +17,8 @@ TIER_OVER_GPU_COMFORT = 1.5
 OVERRIDE_IS_LOOKED_AT = "0.20"
 """From here the engine looks whether one request fits overridden blocks; 0.19.1 does not."""
 
+_IF_WHOLE = ", if every layer attends to the whole context (layers with a sliding window or a state take less)"
+
 
 def check_sizes(arm: Arm, host: Mapping[str, Any]) -> Iterator[Finding]:
     """Findings on an arm's sizes, compared in tokens where the model's bytes per token are known."""
@@ -128,14 +130,16 @@ def _check_capacity(arm: Arm, tier_bytes: int) -> Iterator[Finding]:
             f"Give bytes: {tier_bytes * GIB}.",
         )
     if chunk is None and not guess:
+        why, do = arm.bytes_missing
         yield Finding(
             "tier_not_compared",
             "warn",
             arm.name,
-            f"How many bytes of KV cache a token of {arm.parsed.model or 'the model'} takes is not known, so whether "
-            f"the tier of {tier_bytes} bytes holds a chunk, and more tokens than the GPU's KV cache, was not checked.",
+            f"How many bytes of KV cache a token of {arm.parsed.model or 'the model'} takes is not known ({why}), so "
+            f"whether the tier of {tier_bytes} bytes holds a chunk, and more tokens than the GPU's KV cache, was not "
+            "checked.",
             {"cpu_bytes_to_use": tier_bytes},
-            "Give model.kv_bytes_per_token, such as 114688.",
+            do,
         )
     if guess or chunk is None or tier_bytes < chunk:
         return
@@ -220,11 +224,11 @@ def _check_length(arm: Arm, host: Mapping[str, Any]) -> Iterator[Finding]:
         share = _share_of_gpu(arm)
         yield Finding(
             "max_model_len_over_kv_cache",
-            "refuse",
+            "refuse" if arm.whole_context else "warn",
             arm.name,
             f"--max-model-len {length} is more than the GPU's KV cache can hold: {host['gpu_memory_mib']} MiB a GPU x "
             f"{share:g} x {arm.workers} are at most {most} tokens of {each} bytes, before the weights "
-            "take their part; the engine would not start.",
+            f"take their part; the engine would not start{_IF_WHOLE if not arm.whole_context else ''}.",
             numbers | {"gpu_kv_tokens_at_most": most, "gpu_memory_utilization": share},
             do,
         )
@@ -234,17 +238,19 @@ def _check_length(arm: Arm, host: Mapping[str, Any]) -> Iterator[Finding]:
     tokens = blocks * arm.block_tokens
     overridden = arm.parsed.text("num-gpu-blocks-override") is not None
     looks = not overridden or within(arm.version, OVERRIDE_IS_LOOKED_AT, None)
+    certain = overridden or arm.whole_context
+    if_whole = "" if certain else _IF_WHOLE
     numbers |= {"gpu_kv_blocks": blocks, "gpu_kv_tokens": tokens}
     yield Finding(
         "max_model_len_over_kv_cache",
-        "refuse" if looks else "warn",
+        "refuse" if looks and certain else "warn",
         arm.name,
         f"--max-model-len {length} takes {needed} blocks of {arm.block_tokens} tokens, the GPU's KV cache has {blocks} "
         f"({tokens} tokens"
         + ("" if overridden else f", by {each} bytes a token")
         + "); "
         + (
-            f"the engine ends in 'To serve at least one request with the model's max seq len ({length})'."
+            f"the engine ends in 'To serve at least one request with the model's max seq len ({length})'{if_whole}."
             if looks
             else f"vLLM before {OVERRIDE_IS_LOOKED_AT} starts all the same, and a request longer than that never runs."
         ),
@@ -259,16 +265,32 @@ def length_not_checked(arm: Arm, host: Mapping[str, Any]) -> str | None:
     if length is None and given is not None:
         return None
     what = "the model's own greatest length (no --max-model-len is given)" if length is None else f"{length} tokens"
-    if _gpu_blocks(arm) is not None:
-        return None if length is not None else f"Not known: whether {what} fits the GPU's KV cache."
+    blocks = _gpu_blocks(arm)
+    if blocks is not None and length is not None:
+        return _by_ranks(arm, length, blocks)
+    if blocks is not None:
+        return f"Not known: whether {what} fits the GPU's KV cache."
     if length is not None and (most := _most_kv_tokens(arm, host)) is not None and length > most:
         return None
     why = (
-        "how many bytes a token takes (model.kv_bytes_per_token) is not stated"
+        f"how many bytes a token takes is not known ({arm.bytes_missing[0]})"
         if arm.kv_bytes_per_token is None
         else "its size follows from the memory left over; --kv-cache-memory-bytes pins it"
     )
     return f"Not known: whether {what} fits the KV cache: {why}."
+
+
+def _by_ranks(arm: Arm, length: int, blocks: int) -> str | None:
+    """A sentence where a length fits only if tensor parallelism splits the KV cache, which it does not always do."""
+    ranks = arm.parsed.size("tensor-parallel-size") or 1
+    each, needed = blocks // ranks, -(-length // arm.block_tokens)
+    if arm.parsed.text("num-gpu-blocks-override") is not None or not each < needed <= blocks:
+        return None
+    return (
+        f"Not known: whether {length} tokens fits the KV cache: it does where each of {ranks} ranks holds a part of a "
+        f"token; with MLA, or with fewer KV heads than ranks, ranks hold copies, in the worst case {each} blocks = "
+        f"{each * arm.block_tokens} tokens."
+    )
 
 
 def _asked_length(arm: Arm) -> int | None:

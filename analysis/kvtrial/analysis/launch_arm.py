@@ -25,6 +25,8 @@ _COUNTS = {
     "pipeline-parallel-size": 2**10,
 }
 """Options that count something, with more of it than any host has."""
+_SHARE_OF_16_BITS = {"auto": 1, "bfloat16": 1, "float16": 1, "fp8": 2, "fp8_e4m3": 2, "fp8_e5m2": 2}
+"""--kv-cache-dtype -> how many times smaller a token is than as stated; others have scales and layouts of their own."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -77,6 +79,24 @@ class Arm(msgspec.Struct, frozen=True):
         return given if given else CPU_BLOCK_TOKENS if self.backend == "cpu" else GPU_BLOCK_TOKENS
 
     @property
+    def bytes_missing(self) -> tuple[str, str]:
+        """Why `kv_bytes_per_token` is not known, and what to do, where it is not."""
+        kind = self.parsed.text("kv-cache-dtype") or "auto"
+        if kind in _SHARE_OF_16_BITS:
+            return "model.kv_bytes_per_token is not stated", "Give model.kv_bytes_per_token, such as 114688."
+        return (
+            f"what a token takes with --kv-cache-dtype {kind} was not read",
+            "Make the CPU tier clearly larger than the GPU's KV cache (2x or more) by the sizes that the engine logs.",
+        )
+
+    @property
+    def whole_context(self) -> bool:
+        """Whether every layer is known to attend to the whole context, so that bytes grow with the tokens."""
+        options = self.parsed.options
+        known = self.parsed.model in data("models", ModelTable).models
+        return known and not any(name.partition(".")[0] == "hf-overrides" for name in options)
+
+    @property
     def workers(self) -> int:
         """Workers the KV cache is spread over."""
         return (self.parsed.size("tensor-parallel-size") or 1) * (self.parsed.size("pipeline-parallel-size") or 1)
@@ -97,6 +117,17 @@ class Arm(msgspec.Struct, frozen=True):
             return None
         plain = self.kv_bytes_per_token * self.chunk_tokens
         return -(-plain // PAGE_BYTES) * PAGE_BYTES if within(self.version, "0.27", None) else plain
+
+
+def after_vllm(argv: list[str]) -> list[str]:
+    """Without the interpreter in front of `vllm serve model` or of `-m vllm.entrypoints.openai.api_server`."""
+    for index, word in enumerate(argv[:8]):
+        before, rest = argv[:index], argv[index + 1 :]
+        if word.rsplit("/", 1)[-1] == "vllm" and (not before or rest[:1] == ["serve"]):
+            return argv[index:]
+        if word.startswith("vllm.entrypoints") and before[-1:] in ([], ["-m"]):
+            return rest if rest[:1] == ["serve"] else ["serve", *rest]
+    return argv
 
 
 def read_arm(
@@ -121,7 +152,7 @@ def read_arm(
                 f"underscores, and no digit in front: correct it."
             )
     environment = {str(key): str(value) for key, value in env.items()}
-    launch = ArmLaunch([str(arg) for arg in args], environment)
+    launch = ArmLaunch(after_vllm([str(arg) for arg in args]), environment)
     try:
         parsed = parse_vllm_args(launch.argv)
         for complaint in parsed.unclear:
@@ -145,5 +176,5 @@ def _kv_bytes_per_token(parsed: ParsedArgs, model: Mapping[str, Any] | None) -> 
         return None
     if isinstance(given, bool) or not isinstance(given, int) or given < 2:
         raise UnusableInput(f"model.kv_bytes_per_token={given!r} must be a whole number of bytes, such as 114688.")
-    halved = str(parsed.options.get("kv-cache-dtype", "")).startswith("fp8")
-    return given // 2 if halved else given
+    share = _SHARE_OF_16_BITS.get(parsed.text("kv-cache-dtype") or "auto")
+    return None if share is None else given // share

@@ -18,10 +18,16 @@ class Span(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServeOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`data/serve_options.yml`. `releases`: those read, oldest first. `options`: name -> when it was there."""
+    """`data/serve_options.yml`. `releases`: those read, oldest first. `options`: name -> when it was there.
+
+    `aliases`: another name, a short one with its dash -> the long name. `takes`: on_off (a flag with a `--no-` form),
+    switch (a flag without), int, float or value -> the options that are so in all releases read.
+    """
 
     releases: list[str]
     options: dict[str, list[Span]]
+    aliases: dict[str, str]
+    takes: dict[str, list[str]]
 
 
 def serve_options() -> ServeOptions:
@@ -53,6 +59,17 @@ def options_of(version: str) -> frozenset[str]:
         for name, spans in serve_options().options.items()
         if any(within(near, span.since, span.until) for span in spans)
     )
+
+
+@cache
+def kinds() -> dict[str, str]:
+    """What an option takes, one of the words of `ServeOptions.takes`; those for which it is not known are absent."""
+    return {name: kind for kind, names in serve_options().takes.items() for name in names}
+
+
+def long_name(name: str, version: str) -> str:
+    """The long name, without dashes, of an option under any of the names that a version has for it."""
+    return serve_options().aliases.get(name, name) if name in options_of(version) else name
 
 
 def when(name: str) -> str | None:

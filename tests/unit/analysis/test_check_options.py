@@ -10,8 +10,9 @@ import yaml
 from kvtrial.analysis.answerschemas import schema_named
 from kvtrial.analysis.check import check_launches
 from kvtrial.analysis.cli import main
+from kvtrial.analysis.launch_arm import read_arm
 from kvtrial.record.options import unclear_option
-from kvtrial.record.serveoptions import neighbours, options_of, serve_options, was_read, when
+from kvtrial.record.serveoptions import kinds, neighbours, options_of, serve_options, was_read, when
 from kvtrial.record.versions import release
 from test_check_launches import CONFIGS, case, check, classes, connector, good, option
 
@@ -34,12 +35,16 @@ def test_the_list_read_from_the_wheel_is_the_one_that_the_engine_prints():
     read = {name if name.startswith("-") else f"--{name}" for name in options_of("0.32.0")}
     off = {name for name in printed if name.startswith("--no-") and f"--{name.removeprefix('--no-')}" in read}
     assert printed - off - {"-h", "--help"} - read == set()
+    takes = {name: kind for name, kind in kinds().items() if f"--{name}" in printed}
+    assert {name for name, kind in takes.items() if kind == "on_off"} == {name.removeprefix("--no-") for name in off}
+    assert len(takes) > 200
     assert {name for name in read - printed if name.startswith("--")} == set()
 
 
 @pytest.mark.parametrize(
     ("name", "first", "last"),
     [
+        ("guided-decoding-backend", None, "0.11"),
         ("swap-space", None, "0.17"),
         ("max-num-partial-prefills", None, "0.26"),
         ("max-long-partial-prefills", None, "0.26"),
@@ -149,19 +154,148 @@ def test_the_list_is_read_from_the_text_of_a_wheel(tmp_path):
     (root / "entrypoints" / "cli").mkdir(parents=True)
     (root / "entrypoints" / "common").mkdir()
     (root / "engine" / "arg_utils.py").write_text(
-        'class EngineArgs:\n  def add_cli_args(p):\n    p.add_argument("--old-one", "-oo")\n'
+        "class EngineArgs:\n  def add_cli_args(p):\n    k = get_kwargs(C)\n"
+        '    p.add_argument("--old-one", "-oo", **k["old"])\n'
+        '    for arg, type in [("--of-loop", str), ("--other-of-loop", bool)]:\n      p.add_argument(arg, type=type)\n'
+        '    p.add_argument("--a-flag", **{**k["flag"], "default": None})\n'
+        "class C:\n  old: int | None\n  flag: bool\n"
         'class Other:\n  def f(p): p.add_argument("--not-this")\n'
     )
     (root / "entrypoints" / "cli" / "serve.py").write_text("")
     (root / "entrypoints" / "common" / "cli_args.py").write_text(
         'class FrontendArgs:\n  api_key: str = ""\n  def f(k):\n    k["x"]["flags"] = ["-x"]\n'
-        'def make_arg_parser(p):\n  p.add_argument("--headless")\n'
+        'def make_arg_parser(p):\n  p.add_argument("--headless", action="store_true")\n'
     )
     script = Path(__file__).parents[3] / "requirements" / "read_options.py"
     done = subprocess.run([sys.executable, script, root.parent], capture_output=True, text=True, check=True)
     read = yaml.safe_load(done.stdout)
     assert read["releases"] == ["9.9.0"]
-    assert set(read["options"]) == {"old-one", "-oo", "-x", "api-key", "headless"}
+    assert set(read["options"]) == {"old-one", "-oo", "of-loop", "other-of-loop", "-x", "api-key", "headless", "a-flag"}
+    assert read["aliases"] == {"-oo": "old-one"}
+    assert read["takes"] == {"on_off": ["a-flag"], "switch": ["headless"], "int": ["old-one"], "float": None,
+                             "value": ["api-key", "of-loop", "other-of-loop"]}  # fmt: skip
+
+
+# --- the same option under two names
+
+
+@pytest.mark.parametrize(
+    ("version", "left", "right"),
+    [
+        ("0.32.0", ["-ep"], ["--enable-expert-parallel"]),
+        ("0.32.0", ["-O3"], ["--optimization-level", "3"]),
+        ("0.32.0", ["-O", "3"], ["-O=3"]),
+        ("0.32.0", ["-cc", '{"mode":3}'], ["--compilation-config.mode", "3"]),
+        ("0.32.0", ["-cc.mode=3", "-cc.x.y", "1"], ["--compilation-config", '{"x": {"y": 1}, "mode": 3}']),
+        ("0.12.0", ["-O.mode=3"], ["-cc.mode=3"]),
+        ("0.11.2", ["-O", '{"mode":3}'], ["--compilation-config", '{"mode": 3}']),
+        (
+            "0.32.0",
+            ["--hf-overrides", '{"a":{"b":1}}', "--hf-overrides.a.c", "2"],
+            ["--hf-overrides.a", '{"b":1,"c":2}'],
+        ),
+    ],
+)
+def test_an_option_under_another_of_its_names_is_no_difference(version, left, right):
+    launch = good(version)
+    launch["arms"]["control"]["args"] += left
+    launch["arms"]["variant"]["args"] += right
+    assert "arms_not_comparable" not in classes(check(launch))
+    launch["arms"]["variant"]["args"] = good(version)["arms"]["variant"]["args"]
+    found = [one for one in check(launch) if one.class_ == "arms_not_comparable"]
+    assert len(found) == 1
+    assert "---" not in found[0].reason
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        ["/usr/bin/python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "m"],
+        ["python", "-m", "vllm.entrypoints.cli.main", "serve", "m"],
+        ["/opt/venv/bin/python", "/opt/venv/bin/vllm", "serve", "m"],
+        ["vllm", "serve", "m"],
+        ["serve", "m"],
+        ["m", "--served-model-name", "vllm"],
+        ["m", "--tokenizer", "vllm.entrypoints"],
+    ],
+)
+def test_a_pasted_command_line_is_read_from_vllm_on(front):
+    arms = {"a": {"args": [*front, "--host", "127.0.0.1", "--wibble"]}}
+    found = check_launches({}, {"version": "0.32.0"}, arms)
+    assert [(one.class_, one.numbers["option"]) for one in found] == [("unknown_option", "wibble")]
+    arm = read_arm("a", arms["a"], "0.32.0", "cuda", None)
+    assert arm.parsed.model == "m"
+    assert len(arm.parsed.options) == len([word for word in front if word.startswith("--")]) + 2
+
+
+def test_a_short_name_is_said_with_one_dash():
+    launch = good()
+    launch["arms"]["control"]["args"] += ["-zz", "1", "-zz", "2"]
+    said = [one.reason for one in check(launch) if one.class_ in ("arms_not_comparable", "repeated_option")]
+    assert len(said) == 2
+    assert all("-zz" in reason and "--zz" not in reason for reason in said)
+
+
+# --- what the parser of vLLM does not take
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "says"),
+    [
+        ("0.32.0", ["-O", '{"mode":3}'], "-O takes 0, 1, 2 or 3 since 0.12"),
+        ("0.32.0", ["-O"], "-O takes 0, 1, 2 or 3"),
+        ("0.12.0", ["-O", '{"mode":3}'], "-O takes 0, 1, 2 or 3"),
+        ("0.32.0", ["-O.cudagraph_mode", "FULL"], "-O takes a level alone since 0.13"),
+        ("0.32.0", ["--no-disable-log-stats"], "--disable-log-stats has no such form"),
+        ("0.32.0", ["--no-max-model-len"], "--max-model-len has no such form"),
+        ("0.32.0", ["--enable-chunked-prefill=True"], "--enable-chunked-prefill is a flag without a value"),
+        ("0.32.0", ["--enforce-eager", "False"], "--enforce-eager is a flag without a value"),
+        ("0.32.0", ["--headless", "x"], "--headless is a flag without a value"),
+        ("0.32.0", ["--gpu-memory-utilization", "0,9"], "takes a number above 0 and up to 1"),
+        ("0.32.0", ["--gpu-memory-utilization", "1.5"], "takes a number above 0 and up to 1"),
+        ("0.32.0", ["--gpu-memory-utilization", "nan"], "takes a number above 0 and up to 1"),
+        ("0.32.0", ["--max-lora-rank", "100"], "takes one of 1, 8, 16, 32"),
+        ("0.32.0", ["--seed", "one"], "--seed takes a whole number"),
+        ("0.32.0", ["-n", "two"], "-n takes a whole number"),
+    ],
+)
+def test_what_the_parser_does_not_take_is_refused(version, words, says):
+    arms = {"a": {"args": ["m", "--host", "127.0.0.1", *words]}}
+    found = check_launches({}, {"version": version}, arms)
+    assert [(one.class_, one.severity) for one in found] == [("unusable_value", "refuse")]
+    assert says in found[0].reason
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("0.11.2", ["-O", '{"mode":3}']),
+        ("0.11.2", ["-O.cudagraph_mode", "FULL"]),
+        ("0.12.0", ["-O.cudagraph_mode", "FULL"]),
+        *(
+            ("0.32.0", words.split())
+            for words in (
+                "-O.mode=3", "-O 3", "-O3", "-O=3", "-Odecode", "--no-trust-remote-code", "--no-enable-log-requests",
+                "--max-model-len=-1", "-tp=2", "-ep", "-cc.cudagraph_mode=FULL", "--seed -1", "--enable-log-requests",
+                "--speculative-config.method ngram --speculative-config.num_speculative_tokens=3", "-n 1 -r 0",
+                "--limit-mm-per-prompt.image 2", "--compilation-config.cudagraph_capture_sizes+ 1",
+                "--lora-modules a=/x b=/y --max-lora-rank 64", "--no-enable-lora --no-use-tqdm-on-load",
+                "--hf-overrides.rope_parameters.factor 4", "--kv-cache-dtype nvfp4", "--gpu-memory-utilization 1",
+                "--gpu-memory-utilization=.8",
+                "--max-num-batched-tokens 8k", "--no-async-scheduling", "--no-enable-prefix-caching", "--hf-token",
+                "-dp 2 -dpl 1 -dpa 10.0.0.1 -dpp 13345 -dpr 1", "--generation-config vllm --root-path /a",
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_parser_takes_is_not(version, words):
+    arms = {"a": {"args": ["m", "--host", "127.0.0.1", *words]}}
+    assert check_launches({}, {"version": version}, arms) == []
+
+
+def test_a_word_after_a_flag_is_the_model_where_none_is_given():
+    found = check_launches({}, {"version": "0.32.0"}, {"a": {"args": ["--enforce-eager", "m", "--host", "127.0.0.1"]}})
+    assert found == []
 
 
 # --- the greatest length beside the KV cache
@@ -198,7 +332,8 @@ def test_a_length_that_the_whole_gpu_could_not_hold():
     launch = {"a": {"args": ["some/model", "--max-model-len", "1M", "--host", "127.0.0.1"]}}
     host = {"gpu_memory_mib": 81559}
     found = check_launches(host, {"version": "0.30.0"}, launch, model)
-    assert classes(found) == ["max_model_len_over_kv_cache"]
+    assert [(one.class_, one.severity) for one in found] == [("max_model_len_over_kv_cache", "warn")]
+    assert "would not start, if every layer attends to the whole context" in found[0].reason
     most = int(81559 * 2**20 * 0.92) // 131072
     assert f"at most {most} tokens of 131072 bytes" in found[0].reason
     for quiet in (str(most), "auto", "-1"):
@@ -207,6 +342,50 @@ def test_a_length_that_the_whole_gpu_could_not_hold():
     launch["a"]["args"][2] = str(most + 1)
     launch["a"]["args"] += ["--tensor-parallel-size", "2"]
     assert check_launches(host, {"version": "0.30.0"}, launch, model) == []
+
+
+def test_a_length_is_refused_by_bytes_only_where_every_layer_is_known_to_attend_to_all():
+    pinned = ["--kv-cache-memory-bytes", "4G", "--max-model-len", "40960", "--host", "127.0.0.1"]
+    model, version = {"kv_bytes_per_token": 114688}, {"version": "0.32.0"}
+    for name, more, severity in [
+        ("some/model", [], "warn"),
+        ("Qwen/Qwen3-0.6B", [], "refuse"),
+        ("Qwen/Qwen3-0.6B", ["--hf-overrides", '{"sliding_window": 4096}'], "warn"),
+        ("some/model", ["--num-gpu-blocks-override", "100"], "refuse"),
+    ]:
+        found = check_launches({}, version, {"a": {"args": [name, *pinned, *more]}}, model)
+        assert [(one.class_, one.severity) for one in found] == [("max_model_len_over_kv_cache", severity)]
+        assert ("if every layer attends to the whole context" in found[0].reason) == (severity == "warn")
+
+
+@pytest.mark.parametrize("kind", ["nvfp4", "int8_per_token_head", "turboquant_k8v4", "int4_per_token_head", "fp8_inc",
+                                  "fp8_ds_mla", "fp8_per_token_head"])  # fmt: skip
+def test_bytes_of_a_kv_dtype_that_was_not_read_are_not_known(kind, tmp_path, capsys):
+    args = ["m", "--kv-cache-memory-bytes", "2G", "--max-model-len", "40960", "--host", "127.0.0.1"]
+    launch = {"host": {}, "vllm": {"version": "0.32.0"}, "arms": {"a": {"args": [*args, "--kv-cache-dtype", kind]}}}
+    launch["model"] = {"kv_bytes_per_token": 114688}
+    assert check_launches({}, launch["vllm"], launch["arms"], launch["model"]) == []
+    assert any(
+        f"what a token takes with --kv-cache-dtype {kind} was not read" in note
+        for note in notes(launch, tmp_path, capsys)
+    )
+    for known, tokens in (("auto", 18720), ("bfloat16", 18720), ("fp8", 37440), ("fp8_e5m2", 37440)):
+        launch["arms"]["a"]["args"][-1] = known
+        found = check_launches({}, launch["vllm"], launch["arms"], launch["model"])
+        assert f"({tokens} tokens" in found[0].reason
+    launch = both(good(), "--kv-cache-dtype", kind)
+    found = check(launch)
+    assert classes(found) == ["tier_not_compared"]
+    assert "model.kv_bytes_per_token" not in found[0].do
+
+
+def test_a_length_that_fits_only_where_ranks_hold_parts_is_noted(tmp_path, capsys):
+    args = ["m", "-tp", "8", "--kv-cache-memory-bytes", "4G", "--max-model-len", "163840", "--host", "127.0.0.1"]
+    launch = {"host": {}, "vllm": {"version": "0.32.0"}, "arms": {"a": {"args": args}}}
+    launch["model"] = {"kv_bytes_per_token": 70272}
+    assert any("with MLA, or with fewer KV heads than ranks" in note for note in notes(launch, tmp_path, capsys))
+    args[6] = "32768"
+    assert not any("MLA" in note for note in notes(launch, tmp_path, capsys))
 
 
 def notes(launch, tmp_path, capsys):

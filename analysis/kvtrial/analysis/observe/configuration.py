@@ -11,7 +11,7 @@ import msgspec
 import yaml
 
 from kvtrial.analysis.check import check_launches
-from kvtrial.analysis.launch_arm import Backend, read_arm
+from kvtrial.analysis.launch_arm import Backend, after_vllm, read_arm
 from kvtrial.analysis.launch_file import refuse_number_as_version
 from kvtrial.analysis.observe.capacity import Told
 from kvtrial.analysis.observe.finding import Finding
@@ -81,7 +81,7 @@ def configuration_of_host(facts: HostFacts, version: str | None = None) -> Confi
     """The configuration in a host's facts; None where they carry no argv."""
     if not facts.argv:
         return None
-    argv = _after_vllm(facts.argv)
+    argv = after_vllm(facts.argv)
     host = {"driver_version": facts.driver_version}
     return Configuration(
         ArmLaunch(argv, facts.env),
@@ -234,7 +234,7 @@ def _args(path: Path, name: str, spec: Any) -> list[Any]:
 
 
 def _of(source: str, args: list[Any], env: Mapping[Any, Any], raw: Mapping[str, Any]) -> Configuration:
-    argv = redacted_argv(_after_vllm([str(word) for word in args]))
+    argv = redacted_argv(after_vllm([str(word) for word in args]))
     environment = redacted_env({str(key): str(value) for key, value in env.items()})
     version = raw.get("vllm_version") or raw.get("version")
     return Configuration(
@@ -254,14 +254,6 @@ def _of_command(path: Path, text: str) -> Configuration:
         name, _, value = words.pop(0).partition("=")
         env[name] = value
     return _of(path.name, words, env, {})
-
-
-def _after_vllm(argv: list[str]) -> list[str]:
-    """Without the interpreter in front of `vllm serve model` or of `-m vllm.entrypoints.openai.api_server`."""
-    for index, word in enumerate(argv[:8]):
-        if word.rsplit("/", 1)[-1] == "vllm" or word.startswith("vllm.entrypoints"):
-            return argv[index:] if not word.startswith("vllm.entrypoints") else ["serve", *argv[index + 1 :]]
-    return argv
 
 
 def likely_backend(argv: list[str], env: Mapping[str, str]) -> Backend:
