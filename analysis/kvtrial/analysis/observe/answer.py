@@ -84,7 +84,7 @@ ORDER = (
 )
 """Which class names the answer where several hold: what forbids reading on, what kills, what is slow, facts."""
 
-_ENDS_THE_START = {"unknown_option", "option_not_in_version", "max_model_len_over_kv_cache"}
+_ENDS_THE_START = {"unknown_option", "option_not_in_version", "unusable_value", "max_model_len_over_kv_cache"}
 """What check refuses since no engine starts with it."""
 _AT_THE_END = ("idle", "no_fault_seen")
 
