@@ -12,6 +12,8 @@ from kvtrial.analysis.faults import MAX_PAIR_GAP_SECONDS, completed_runs, sort_p
 from kvtrial.analysis.gates import GateContext, run_gates
 from kvtrial.analysis.laddering import ALL_LEVELS, PREEMPTIONS_GATE, with_ladder_gates
 from kvtrial.analysis.levels import phases_of
+from kvtrial.analysis.stalls import with_stalls
+from kvtrial.record.errors import UnusableInput
 from kvtrial.record.pressure import RequestTimes, median_gap_ns, stalls_of
 from kvtrial.record.record import RunRecord
 from ladder_build import ARMS, ladder_protocol, ladder_records
@@ -248,3 +250,48 @@ def test_the_ladders_gate_stands_in_the_protocol_and_is_added_to_older_plans():
     assert with_ladder_gates(older).gates[PREEMPTIONS_GATE] == {"later_release": True}
     assert with_ladder_gates(protocol) is protocol
     assert set(ARMS) <= set(protocol.arms) and phases_of(ladder_records()[0], ALL_LEVELS)
+
+
+def test_a_count_where_all_that_runs_fits_is_found_though_something_stalled(cpu):
+    """A stall in which others got no token either is a hiccup of the engine, and no preemption."""
+    records, protocol = cpu
+    planted = 0
+    found = []
+    for run in records:
+        phases = []
+        for phase in run.phases:
+            if run.arm == "more_kv" and phase.ledger is not None and phase.ledger.stalls:
+                planted += 1
+                hiccups = [replace(stall, others_amid=0) for stall in phase.ledger.stalls_at]
+                after = {**phase.after, "preemptions": phase.before["preemptions"] + 3}
+                phase = replace(phase, after=after, ledger=replace(phase.ledger, stalls_at=hiccups))
+            phases.append(phase)
+        found.append(replace(run, phases=phases))
+    assert planted, "no level of more_kv has a stall in this recording"
+    result = judged([_without_other_books(run) if run.arm == "more_kv" else run for run in found], protocol)
+    assert result.passed is False
+    assert "3 preemptions counted, and no request stalled while others went on" in result.detail
+
+
+def _without_other_books(run):
+    names = ("request_preemptions_sum", "request_preemptions_count")
+    return replace(run, phases=[
+        replace(phase, pressure=[],
+                before={k: v for k, v in phase.before.items() if k not in names},
+                after={k: v for k, v in phase.after.items() if k not in names})
+        for phase in run.phases
+    ])  # fmt: skip
+
+
+def test_raw_requests_that_are_not_those_the_record_counted_are_refused(cpu, unpacked):
+    records, _ = cpu
+    run = next(run for run in records if run.arm == "base")
+    older = replace(run, phases=[_undated(phase) for phase in run.phases])
+    folder = unpacked / "runs" / run.host / run.run
+    assert with_stalls(older, folder) == run
+    phases = [
+        replace(phase, ledger=replace(phase.ledger, counted=phase.ledger.counted + 1)) if phase.ledger else phase
+        for phase in older.phases
+    ]
+    with pytest.raises(UnusableInput, match=r"its record counts \d+ with \d+; restore the file that was recorded"):
+        with_stalls(replace(older, phases=phases), folder)
