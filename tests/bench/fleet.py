@@ -11,6 +11,7 @@ the controller, which makes the wall time longer than on a fleet but not the con
 """
 
 import datetime
+import functools
 import json
 import os
 import platform
@@ -132,15 +133,16 @@ class Failed(Exception):
     """What was measured is not what must be."""
 
 
+@functools.cache
 def installed_venvs() -> Path:
-    """The host program's environment as the project installs it on a host of the rig: made once, then shown to all."""
-    if not list(VENVS.glob("workload-*/kvtrial-installed.json")):
-        shutil.rmtree(VENVS, ignore_errors=True)
-        with a_fleet(1) as fleet:
-            furnish_standin(fleet)
-            Playbooks(fleet, standin_variables(WHEELS)).play("playbooks/provision.yml", fails=False, seconds=1200)
-            VENVS.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(fleet.hosts[0].folder / "disk/up/var/lib/kvtrial/venvs", VENVS, symlinks=True)
+    """The host program's environment as the project installs it on a host of the rig: made once a command, of the tree
+    as it is now, then shown to all hosts."""
+    shutil.rmtree(VENVS, ignore_errors=True)
+    with a_fleet(1) as fleet:
+        furnish_standin(fleet)
+        Playbooks(fleet, standin_variables(WHEELS)).play("playbooks/provision.yml", fails=False, seconds=1200)
+        VENVS.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(fleet.hosts[0].folder / "disk/up/var/lib/kvtrial/venvs", VENVS, symlinks=True)
     return VENVS
 
 
