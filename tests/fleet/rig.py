@@ -44,9 +44,9 @@ TOOLS = {"systemd-nspawn": "systemd-container", "mmdebstrap": "mmdebstrap", "ip"
          "setpriv": "util-linux", "nsenter": "util-linux"}  # fmt: skip
 USER = "deploy"
 REBOOT = 133
+"""Exit status of systemd-nspawn when its host asked for a reboot."""
 INOTIFY_INSTANCES = 7
 """Of root's, that a host with a session takes: 210 were counted of 30 hosts."""
-"""Exit status of systemd-nspawn when its host asked for a reboot."""
 
 # nspawn mounts v1 controllers read-only: MemoryMax=, TasksMax= and CPUQuota= would do nothing without the remount. Its
 # /sys shows the machine's own interfaces; the namespace's are put in their place.
