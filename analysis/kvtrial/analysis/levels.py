@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from kvtrial.analysis.laddering import ALL_LEVELS, GROUPS
 from kvtrial.record.launch import engine_gpus, parse_vllm_args
-from kvtrial.record.pressure import PhaseLedger, Stall
+from kvtrial.record.pressure import PhaseLedger, Stall, went_on
 from kvtrial.record.record import PhaseRecord, RequestFact, RunRecord
 
 Value = Callable[[RequestFact], float | None]
@@ -112,12 +112,8 @@ def engines_of(record: RunRecord) -> int:
 
 
 def waited_alone(stall: Stall, ledger: PhaseLedger) -> bool:
-    """Whether others went on while a request stalled: they got half of what one gets in such a time, or more.
-
-    An engine that stands still gives nobody a token; what little others then get are those of a step's edge.
-    """
-    usual = (stall.to_ns - stall.from_ns) / 2 / max(1, ledger.run_median_gap_ns)
-    return stall.others_amid > 0 and 2 * stall.others_amid >= usual
+    """Whether others went on while a request stalled."""
+    return went_on(stall.others_amid, stall.to_ns - stall.from_ns, ledger.run_median_gap_ns)
 
 
 def gpus_of(record: RunRecord) -> int:
