@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from kvtrial.analysis.gates.context import Decision, GateContext, gate, some, where
+from kvtrial.analysis.gates.context import Decision, Disturbed, GateContext, gate, some, where
 from kvtrial.analysis.laddering import ALL_LEVELS, lengths_of_facts
 from kvtrial.analysis.levels import engines_of, level_of, phases_of, risen, waited_alone
 from kvtrial.analysis.onset import surely_safe
@@ -76,7 +76,7 @@ def preemptions_add_up(context: GateContext, parameters: Added) -> Decision:
         sentences = some(f"{where(level.run, level.phase)}: {_too_low(level)}" for level in low)
         if max(map(_waits_beyond, low)) > elsewhere:
             return False, sentences
-        return None, (
+        raise Disturbed(
             f"{sentences}; that need be no preemptions: where all that runs fits, such waits come up to {elsewhere} "
             f"times in a level here. Something else holds up single requests; run it again on a quieter machine"
         )
