@@ -84,7 +84,8 @@ def judge_moved(
         return Moved(arm, against, None, None, None, None, None, None, None, 0, "no pair has both times")
     gave = hodges_lehmann(given)
     took, left, by_engine = _taken(given, differences(*queue))
-    moved, note = by_engine, _numbers(gave, took, left)
+    moved: bool | None = by_engine
+    note = _numbers(gave, took, left)
     if wait is not None:
         waited, beyond, by_client = _taken(given, differences(*wait))
         note += (
