@@ -252,6 +252,11 @@ def _range(
 ) -> OnsetPlan:
     replayed = list(lengths[:REPLAYED_REQUESTS_MAX])
     most = min(len(replayed), max_running or len(replayed), safe + REPLAYED_LEVELS_MAX)
+    what = f"requests of {len(set(lengths))} different lengths, {usable_blocks} blocks of {block_tokens} tokens"
+    if most == REPLAYED_REQUESTS_MAX < len(lengths) and not replay_preemptions(
+        replayed, most, usable_blocks, block_tokens, max_running, batched_tokens=batched_tokens
+    ):
+        return _beyond_replays(lengths, safe, usable_blocks, block_tokens, max_running, what)
     first = [
         _first_preempted(
             lambda _: replayed, range(safe + 1, most + 1), usable_blocks, block_tokens, max_running, budget,
@@ -262,7 +267,6 @@ def _range(
         for stagger in STAGGERS_STEPS
     ]  # fmt: skip
     found = [level for level in first if level is not None]
-    what = f"requests of {len(set(lengths))} different lengths, {usable_blocks} blocks of {block_tokens} tokens"
     if not found and _all_at_once(lengths, usable_blocks, block_tokens, max_running):
         top = ladder_levels(OnsetPlan(kind="never", low=None, high=None, last_safe=safe, why=""), MOST_REQUESTS)[-1]
         why = (
@@ -280,6 +284,21 @@ def _range(
         high = max(found)
         why = f"up to {safe} in flight any of them fit, and at {high} at the latest all replays preempted"
     return OnsetPlan(kind="range", low=safe + 1, high=high, last_safe=safe, why=f"{what}: {why}")
+
+
+def _beyond_replays(
+    lengths: Sequence[Length], safe: int, usable_blocks: int, block_tokens: int, max_running: int | None, what: str
+) -> OnsetPlan:
+    """The onset of more requests than are replayed: where their prompts alone fill the pool, the next token preempts."""
+    mean = sum(blocks_at_admission(length, block_tokens) for length in lengths) / len(lengths)
+    full = math.ceil(usable_blocks / mean)
+    if max_running is not None and max_running < full:
+        return _never(safe, f"{what}; max-num-seqs lets in {max_running}, and the prompts of {full} fill the KV cache")
+    why = (
+        f"{what}: up to {safe} in flight any of them fit, with {REPLAYED_REQUESTS_MAX} a replay of the "
+        f"first {REPLAYED_REQUESTS_MAX} does not preempt, and the prompts of {full} fill the KV cache by themselves"
+    )
+    return OnsetPlan(kind="range", low=safe + 1, high=full, last_safe=safe, why=why)
 
 
 def _all_at_once(lengths: Sequence[Length], usable_blocks: int, block_tokens: int, max_running: int | None) -> bool:
@@ -330,7 +349,8 @@ def replay_preemptions(
     """
     unsent = deque(_Running(length) for length in lengths)
     arrivals: deque[int] = deque(
-        number * stagger_steps + (early_steps if number >= early else 0) for number in range(min(in_flight, len(unsent)))
+        number * stagger_steps + (early_steps if number >= early else 0)
+        for number in range(min(in_flight, len(unsent)))
     )
     waiting: deque[_Running] = deque()
     running: list[_Running] = []

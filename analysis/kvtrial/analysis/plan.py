@@ -29,6 +29,9 @@ from kvtrial.analysis.laddering import (
     levels_for,
     onset_of_replicas,
     refuse_arms,
+    refuse_reuse,
+    refuse_unknown_limit,
+    refuse_unpredictable,
     with_levels,
 )
 from kvtrial.analysis.launch import TRANSFER, dashed, host_of_arm, merged_args, render
@@ -231,8 +234,15 @@ def _with_levels(protocol: Protocol, host: HostInput, seed: int, name: str) -> P
     refuse_reserves(name, resolved, {})
     capacity = _capacity(name, host, resolved)
     phase = _ladder_phase(name, seed, host, resolved, capacity.block_tokens, protocol.ladder.phase)
-    onset = arm_onset(host, resolved, protocol.control, phase, capacity.usable_gpu_blocks, capacity.block_tokens)
-    return with_levels(protocol, levels_for(name, protocol.ladder, onset, len(lengths_of(phase))), onset)
+    launches = _launches(host, resolved)
+    for arm, launch in launches.items():
+        refuse_unpredictable(name, arm, launch, host.vllm_version)
+    refuse_reuse(name, phase, capacity.block_tokens)
+    launch = launches[protocol.control]
+    onset = arm_onset(host, protocol.control, launch, phase, capacity.usable_gpu_blocks, capacity.block_tokens)
+    levels = levels_for(name, protocol.ladder, onset, len(lengths_of(phase)))
+    refuse_unknown_limit(name, launch, levels)
+    return with_levels(protocol, levels, onset)
 
 
 def _ladder_phase(
@@ -335,7 +345,7 @@ def _host_plan(
     """
     host = request.hosts[name]
     refuse(name, host, protocol)
-    launches = _guarded({arm: render(host, arm, spec) for arm, spec in protocol.arms.items()}, host)
+    launches = _launches(host, protocol)
     _refuse_gpus(name, host, launches)
     capacity = _capacity(name, host, protocol)
     runs = _runs(name, request.seed, host, protocol, capacity.block_tokens, traces, works)
@@ -376,7 +386,7 @@ def _host_plan(
         limits=msgspec.convert(limits, type=Limits, strict=False),
         if_controller_gone=host.if_controller_gone,
         client_cpus=host.client_cpus,
-        ladder=_ladder_plan(name, host, protocol, capacity, runs) if protocol.ladder else UNSET,
+        ladder=_ladder_plan(host, protocol, capacity, runs, launches) if protocol.ladder else UNSET,
         supervisor=host.supervisor,
         arm_models={arm: model_of(host_of_arm(host, spec).model) for arm, spec in protocol.arms.items() if spec.model},
     )
@@ -413,7 +423,9 @@ def _needs(
     return known[key]
 
 
-def _ladder_plan(name: str, host: HostInput, protocol: Protocol, capacity: Capacity, runs: list[RunPlan]) -> LadderPlan:
+def _ladder_plan(
+    host: HostInput, protocol: Protocol, capacity: Capacity, runs: list[RunPlan], launches: Mapping[str, Launch]
+) -> LadderPlan:
     """The levels, and the onset predicted for each arm whose KV cache has a known size."""
     onset, usable = {}, {}
     levels: dict[str, int] = {}
@@ -425,10 +437,15 @@ def _ladder_plan(name: str, host: HostInput, protocol: Protocol, capacity: Capac
         # Which of several engines gets a request is for vLLM to decide, so nothing is predicted of them together.
         if blocks is not None and int(args.get("data-parallel-size", 1)) == 1:
             usable[run.arm] = blocks - RESERVED_BLOCKS
-            of_one = arm_onset(host, protocol, run.arm, steps[0], usable[run.arm], capacity.block_tokens)
+            of_one = arm_onset(host, run.arm, launches[run.arm], steps[0], usable[run.arm], capacity.block_tokens)
             if together := onset_of_replicas(of_one, protocol.arms[run.arm].replicas or 1):
                 onset[run.arm] = together
     return LadderPlan(levels=levels, onset=onset, usable_gpu_blocks=usable)
+
+
+def _launches(host: HostInput, protocol: Protocol) -> dict[str, Launch]:
+    """The launch of each arm, with the guards of this version. Raises UnusableInput."""
+    return _guarded({arm: render(host, arm, spec) for arm, spec in protocol.arms.items()}, host)
 
 
 def _guarded(launches: dict[str, Launch], host: HostInput) -> dict[str, Launch]:

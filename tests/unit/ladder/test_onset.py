@@ -182,6 +182,16 @@ def test_where_more_requests_would_only_queue_they_are_not_asked_for(lengths, ru
     assert found.kind == "never" and found.why.endswith("so requests queue and none is preempted")
 
 
+def test_a_mix_that_fits_with_more_in_flight_than_are_replayed_is_not_said_to_queue():
+    """12,000 blocks hold any 356 to their end, and the prompts of 1,500; 400 are replayed."""
+    lengths = [Length(128, 64 + (97 * number) % 385) for number in range(1600)]
+    found = predict_onset(lengths, 12_000, 16, 2048, 200_000)
+    assert (found.kind, found.low, found.high) == ("range", found.last_safe + 1, 1500)
+    assert found.last_safe == 356
+    assert "queue" not in found.why and "with 400 a replay of the first 400 does not preempt" in found.why
+    assert predict_onset(lengths, 12_000, 16, 450, 200_000).kind == "never"
+
+
 def test_a_request_that_does_not_fit_alone_is_refused():
     with pytest.raises(UnusableInput, match="takes 70 blocks of 32 tokens at its end, the KV cache has 64"):
         predict_onset([Length(1000, 1241)], POOL, BLOCK)
