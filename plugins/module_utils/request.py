@@ -13,13 +13,16 @@ class Unusable(ValueError):
 
 
 def whole_number(value, name):
-    """An int from an int or its text; None from None, "" and "null"."""
+    """An int from an int, its text or a number without a fraction; None from None, "" and "null"."""
     if value is None or (isinstance(value, str) and value.strip().lower() in ("", "null", "none")):
         return None
     if isinstance(value, int) and not isinstance(value, bool):
         return value
+    text = str(value).strip()
+    whole, _, parts = text.partition(".")
     try:
-        return int(str(value).strip())
+        # 6.0 is what YAML or a template may make of 6.
+        return int(text if parts.strip("0") else whole)
     except ValueError:
         raise Unusable("%s=%s is not a whole number; write digits only." % (name, value)) from None
 
@@ -36,14 +39,15 @@ def truth(value, name):
     raise Unusable("%s=%s is neither true nor false; give one of the two." % (name, value))
 
 
-def names(value, name):
-    """A list of names, each once, from a list or from text with commas; None from None and ""."""
+def names(value, name, once=True):
+    """Names from a list or from text with commas; None from None and "". `once`: what comes again is left out."""
     if value is None or value == "":
         return None
     items = value.split(",") if isinstance(value, str) else value
     if not isinstance(items, list) or not all(isinstance(item, str) and item.strip() for item in items):
         raise Unusable("%s=%s is not a list of names; write them with commas: control,offload." % (name, value))
-    return list(dict.fromkeys(item.strip() for item in items))
+    found = [item.strip() for item in items]
+    return list(dict.fromkeys(found)) if once else found
 
 
 def mapping(value, name):
@@ -89,7 +93,7 @@ def normalise(inputs):
     result["pairs"] = whole_number(inputs.get("pairs"), "kvtrial_pairs")
     for name in ("hit_share_percent", "arrivals_per_minute"):
         result[name] = whole_number(inputs.get(name), "kvtrial_" + name)
-    result["arms"] = names(inputs.get("arms"), "kvtrial_arms")
+    result["arms"] = names(inputs.get("arms"), "kvtrial_arms", once=False)
     for name in ("own_hit_share", "trace"):
         if inputs.get(name) in (None, ""):
             result[name] = None

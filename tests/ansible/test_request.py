@@ -6,12 +6,14 @@ import pytest
 from ansible_collections.kvtrial.vllm.plugins.module_utils import request
 
 
-@pytest.mark.parametrize(("value", "expected"), [("6", 6), (6, 6), (None, None), ("", None), ("null", None)])
+@pytest.mark.parametrize(
+    ("value", "expected"), [("6", 6), (6, 6), (6.0, 6), ("6.0", 6), (None, None), ("", None), ("null", None)]
+)
 def test_whole_numbers(value, expected):
     assert request.whole_number(value, "kvtrial_pairs") == expected
 
 
-@pytest.mark.parametrize("value", ["six", "6.5", True, [6]])
+@pytest.mark.parametrize("value", ["six", "6.5", "1.0.0", ".", True, [6], float("nan"), float("inf")])
 def test_what_is_no_whole_number_is_named(value):
     with pytest.raises(request.Unusable, match=r"kvtrial_pairs=.* is not a whole number; .*\.$"):
         request.whole_number(value, "kvtrial_pairs")
@@ -32,6 +34,10 @@ def test_what_is_no_truth_is_named():
 )
 def test_names(value, expected):
     assert request.names(value, "kvtrial_arms") == expected
+
+
+def test_an_arm_that_is_named_twice_reaches_the_planner_which_refuses_it():
+    assert request.normalise({"arms": "more_kv, more_kv"})["arms"] == ["more_kv", "more_kv"]
 
 
 def test_what_are_no_names_is_named():

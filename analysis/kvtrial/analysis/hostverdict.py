@@ -27,7 +27,8 @@ class HostOutcome(Struct, frozen=True):
     @property
     def counts(self) -> bool:
         """Whether the host takes part in the fleet's answer."""
-        return self.verdict.verdict != "INVALID" and len(self.pairs.valid) >= LEAST_PAIRS
+        disturbed = any(gate.disturbed for gate in self.verdict.gates)
+        return self.verdict.verdict != "INVALID" and len(self.pairs.valid) >= LEAST_PAIRS and not disturbed
 
 
 def judge_host(
@@ -83,7 +84,8 @@ def _host_word(
     if not records:
         return "INVALID", "no run left a record"
     failed = [gate for gate in gates if gate.passed is False]
-    undecided = [gate for gate in gates if gate.undecided]
+    undecided = [gate for gate in gates if gate.undecided and not gate.disturbed]
+    disturbed = [gate for gate in gates if gate.disturbed]
     if failed:
         more = f" (and {len(failed) - 1} more: {', '.join(gate.gate for gate in failed[1:])})" if failed[1:] else ""
         faults = f"; engine faults: {pairs.describe_faults()}" if pairs.engine_faults else ""
@@ -99,6 +101,8 @@ def _host_word(
         numbers += f"; dropped: {describe_dropped(pairs)}"
     if undecided and pairs.valid:
         return "INVALID", f"gate {undecided[0].gate} can't be decided: {undecided[0].detail}"
+    if disturbed and pairs.valid:
+        return "INCONCLUSIVE", f"gate {disturbed[0].gate}: {disturbed[0].detail}"
     if len(pairs.valid) < LEAST_PAIRS:
         return "INCONCLUSIVE", numbers
     primary = _primary(protocol, compared)

@@ -105,6 +105,11 @@ def read_request(raw: dict[str, Any]) -> Request:
     if request.prices is not None:
         refuse_prices(request.prices)
     refuse_objectives(request.objectives, "kvtrial_objectives")
+    if request.ladder == []:
+        raise UnusableInput(
+            "kvtrial_ladder is empty; give levels, as -e '{\"kvtrial_ladder\": [1, 2, 3, 4, 5, 6]}', or leave it out "
+            "for those around the predicted onset."
+        )
     for name, host in hosts.items():
         _refuse_host_name(name)
         low, high = host.model.low_token_id, host.model.high_token_id
@@ -206,7 +211,10 @@ def _converted(raw: Any, shape: type[T], where: str) -> T:
         elif " field " in problem and steps[:1] == ["prices"]:
             problem = f"{problem}; give currency and at least one of gpu_hour, ram_gib_hour and replica_hour"
         elif expected := _EXPECTED.match(problem):
-            problem = f"it must be {' or '.join(_WORDS.get(word, word) for word in expected[1].split(' | '))}"
+            words = expected[1].split(" | ")
+            problem = f"it must be {' or '.join(_WORDS.get(word, word) for word in words)}"
+            if isinstance(value, str) and {"array", "object"} & set(words):
+                problem += f", which name=value can't give; write -e '{{\"kvtrial_{variable}\": …}}'"
         raise UnusableInput(
             f"{where}{setting}{shown} can't be used: {problem}; mend {mend} in the inventory or on the command line."
         ) from None

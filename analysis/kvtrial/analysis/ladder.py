@@ -12,6 +12,7 @@ from kvtrial.analysis.laddering import ABOVE_ONSET, ALL_LEVELS, QUEUE_METRIC, QU
 from kvtrial.analysis.ledger import judge_moved, server_ledger
 from kvtrial.analysis.levels import (
     engines_of,
+    first_token_wait_seconds_per_request,
     gpu_seconds_per_request,
     gpus_of,
     level_of,
@@ -41,6 +42,8 @@ FULL_SHARE = 0.9
 """KV use from which on the cache is called full: the last blocks are seldom free for a whole request."""
 FLAT_GAIN = 1.03
 """Throughput that gains less than this from one level to the next has stopped growing."""
+WAITS = (stall_seconds_per_request, queue_seconds_per_request, first_token_wait_seconds_per_request)
+"""Where a request waits: between tokens and before the first by the client, before the first by the engine's queue."""
 SERVED_REASONS = ("stop", "length", "repetition", "error")
 TOKENS_OF = {"token of prompt": "prompt_tokens", "token of answer": "output_tokens"}
 """Units of which a change takes by sending or answering less: a request has so many fewer than in the control."""
@@ -96,9 +99,10 @@ def moved_of(protocol: Protocol, pairs: Sequence[Pair]) -> list[Moved]:
             if arm in pair.runs and protocol.control in pair.runs
         ]
         if arm != protocol.control and both:
-            stall, queue = (_by_pair(both, value) for value in (stall_seconds_per_request, queue_seconds_per_request))
+            stall, queue, wait = (_by_pair(both, value) for value in WAITS)
             if len(stall[0]) == len(queue[0]) == len(both):
-                found.append(judge_moved(arm, protocol.control, stall, queue))
+                by_client = wait if len(wait[0]) == len(both) else None
+                found.append(judge_moved(arm, protocol.control, stall, queue, by_client))
     return found
 
 

@@ -269,7 +269,7 @@ def levels_for(name: str, ladder: Ladder, onset: OnsetPlan, requests: int) -> li
         if max(ladder.levels) > requests:
             raise UnusableInput(
                 f"host {name}: the ladder goes to {max(ladder.levels)} requests in flight and sends {requests} at each "
-                f"level; set the size requests to {max(ladder.levels)} or more."
+                f"level; set the size requests to {max(ladder.levels)} or more (kvtrial_sizes)."
             )
         try:
             refuse_ladder(ladder.levels, onset)

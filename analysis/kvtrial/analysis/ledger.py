@@ -21,6 +21,14 @@ from kvtrial.analysis.levels import risen
 from kvtrial.record.record import PhaseRecord
 from kvtrial.record.verdict import Moved
 
+BY_CLIENT_ALONE = (
+    "; the two disagree: the engine does not book as queue time what requests wait longer before their first token, "
+    "and by the client's clock that took it"
+)
+BY_ENGINE_ALONE = (
+    "; the two disagree: by the engine's queue time it was taken, by the client's clock requests wait less than that "
+    "longer for their first token"
+)
 SERVER_PARTS = ("queue_seconds_sum", "prefill_seconds_sum", "decode_seconds_sum")
 
 
@@ -61,20 +69,35 @@ def judge_moved(
     against: str,
     stall: tuple[Sequence[float], Sequence[float]],
     queue: tuple[Sequence[float], Sequence[float]],
+    wait: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> Moved:
     """Whether queueing took what preemption gave, from seconds per request by pair: (of the arm, of the control).
 
-    Given: how much less time requests stall. Taken: how much longer they queue. MOVED is said when the intervals of
-    both lie above 0 and what was given is not shown to be more than what was taken: the interval of taken − given
-    reaches 0. Without six pairs nothing is said either way (None).
+    Given: how much less time requests stall. Taken: how much longer they queue, by the engine; and how much longer they
+    wait for a first token than alone, by the client's clock (`wait`, None where that isn't known), wherever the engine
+    books it. MOVED is said when by either the intervals of given and taken lie above 0 and what was given is not shown
+    to be more than what was taken: the interval of taken − given reaches 0. Without six pairs nothing is said either
+    way (None).
     """
     given = [-value for value in differences(*stall)]
-    taken = differences(*queue)
-    net = [taken_one - given_one for taken_one, given_one in zip(taken, given, strict=True)]
-    if not net:
+    if not given or not differences(*queue):
         return Moved(arm, against, None, None, None, None, None, None, None, 0, "no pair has both times")
-    gave, took, left = (hodges_lehmann(values) for values in (given, taken, net))
-    moved = None if left.pairs < LEAST_PAIRS else gave.low > 0 and took.low > 0 and left.high >= 0
+    gave = hodges_lehmann(given)
+    took, left, by_engine = _taken(given, differences(*queue))
+    moved: bool | None = by_engine
+    note = _numbers(gave, took, left)
+    if wait is not None:
+        waited, beyond, by_client = _taken(given, differences(*wait))
+        note += (
+            f"; by the client's clock it waits {abs(waited.estimate):.3g} s "
+            f"{'longer' if waited.estimate >= 0 else 'shorter'} for its first token, beyond what one alone does "
+            f"(sum {beyond.estimate:+.3g} s, interval {beyond.low:+.3g} to {beyond.high:+.3g})"
+        )
+        moved = by_engine or by_client
+        if by_engine != by_client:
+            note += BY_CLIENT_ALONE if by_client else BY_ENGINE_ALONE
+    if left.pairs < LEAST_PAIRS:
+        moved = None
     return Moved(
         arm=arm,
         against=against,
@@ -86,16 +109,26 @@ def judge_moved(
         net_low=left.low,
         net_high=left.high,
         pairs=left.pairs,
-        note=_note(moved, gave, took, left),
+        note=_note(moved, note),
     )
 
 
-def _note(moved: bool | None, gave: Interval, took: Interval, left: Interval) -> str:
-    numbers = (
+def _taken(given: Sequence[float], taken: Sequence[float]) -> tuple[Interval, Interval, bool]:
+    """What was taken, taken − given, and whether the one took the other."""
+    net = [taken_one - given_one for taken_one, given_one in zip(taken, given, strict=True)]
+    gave, took, left = (hodges_lehmann(values) for values in (given, taken, net))
+    return took, left, gave.low > 0 and took.low > 0 and left.high >= 0
+
+
+def _numbers(gave: Interval, took: Interval, left: Interval) -> str:
+    return (
         f"a request stalls {abs(gave.estimate):.3g} s {'less' if gave.estimate >= 0 else 'more'} and queues "
         f"{abs(took.estimate):.3g} s {'longer' if took.estimate >= 0 else 'shorter'} "
         f"(sum {left.estimate:+.3g} s, interval {left.low:+.3g} to {left.high:+.3g})"
     )
+
+
+def _note(moved: bool | None, numbers: str) -> str:
     if moved is None:
         return f"{numbers}; with fewer than {LEAST_PAIRS} pairs nobody can say whether the delay moved into the queue"
     if moved:

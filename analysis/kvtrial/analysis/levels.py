@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from kvtrial.analysis.laddering import ALL_LEVELS, GROUPS
 from kvtrial.record.launch import engine_gpus, parse_vllm_args
-from kvtrial.record.pressure import PhaseLedger, Stall
+from kvtrial.record.pressure import PhaseLedger, Stall, went_on
 from kvtrial.record.record import PhaseRecord, RequestFact, RunRecord
 
 Value = Callable[[RequestFact], float | None]
@@ -79,6 +79,24 @@ def queue_seconds_per_request(record: RunRecord, phase: str) -> float | None:
     return None if total is None or not count else total / count
 
 
+def first_token_wait_seconds_per_request(record: RunRecord, phase: str) -> float | None:
+    """Mean time from a send to the first token by the client, beyond what the same run's requests take alone.
+
+    Whatever the engine books it as: queue, prefill or neither. None without a level with one in flight.
+    """
+    loaded = _first_token_seconds(phases_of(record, phase))
+    alone = _first_token_seconds([each for each in phases_of(record, ALL_LEVELS) if level_of(each) == 1])
+    return None if loaded is None or alone is None else loaded - alone
+
+
+def _first_token_seconds(phases: Sequence[PhaseRecord]) -> float | None:
+    ledgers = [phase.ledger for phase in phases]
+    counted = sum(ledger.counted for ledger in ledgers if ledger is not None)
+    if None in ledgers or not counted:
+        return None
+    return sum(ledger.first_token_ns for ledger in ledgers if ledger is not None) / counted / 1e9
+
+
 def stall_seconds_per_request(record: RunRecord, phase: str) -> float | None:
     """Mean time of a request in gaps between tokens that are stalls, by the client."""
     ledgers = [phase.ledger for phase in phases_of(record, phase)]
@@ -94,12 +112,8 @@ def engines_of(record: RunRecord) -> int:
 
 
 def waited_alone(stall: Stall, ledger: PhaseLedger) -> bool:
-    """Whether others went on while a request stalled: they got half of what one gets in such a time, or more.
-
-    An engine that stands still gives nobody a token; what little others then get are those of a step's edge.
-    """
-    usual = (stall.to_ns - stall.from_ns) / 2 / max(1, ledger.run_median_gap_ns)
-    return stall.others_amid > 0 and 2 * stall.others_amid >= usual
+    """Whether others went on while a request stalled."""
+    return went_on(stall.others_amid, stall.to_ns - stall.from_ns, ledger.run_median_gap_ns)
 
 
 def gpus_of(record: RunRecord) -> int:

@@ -21,6 +21,10 @@ def refuse_objectives(objectives: Mapping[str, Objective], where: str) -> None:
         limits = limits_of(objective)
         if not profile.strip():
             raise UnusableInput(f"{where} has a profile without a name; name it.")
+        if not profile.isprintable():
+            raise UnusableInput(
+                f"{where}: profile {profile!r} can't be printed in a line; name it in plain characters."
+            )
         if not limits:
             raise UnusableInput(
                 f"{where}: {profile} sets no limit, so every level would keep it; give at least one of "

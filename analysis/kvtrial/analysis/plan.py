@@ -3,7 +3,7 @@
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,8 @@ PROMPT_ONLY = "offload_prompt_only"
 CACHING = "enable-prefix-caching"
 POOL_BLOCKS = "num-gpu-blocks-override"
 POOL_BYTES = "kv-cache-memory-bytes"
+COUNTS = ("block-size", "max-num-seqs", "max-num-batched-tokens", POOL_BLOCKS, POOL_BYTES)
+"""Options of the engine that count something, from 1 on."""
 DEFAULT_BLOCK_TOKENS = {"cpu": 128, "cuda": 16}
 SPEC_MODULE = "spec_module_path"
 ENGINE_RAM_BYTES = {"cpu": 5 * GIB // 2, "cuda": 8 * GIB}
@@ -164,6 +166,11 @@ def requested_protocol(request: Request) -> Protocol:
                 f"protocol {protocol.name} has no size {name}, so kvtrial_{name}={getattr(request, name)} sets "
                 f"nothing; leave it out, or use -e protocol=offload_mix."
             )
+    if request.ladder is not None and not protocol.ladder:
+        raise UnusableInput(
+            f"protocol {protocol.name} has no ladder, so kvtrial_ladder={request.ladder} sets nothing; leave it out, "
+            f"or use -e protocol=preemption_ladder."
+        )
     if request.arrivals_per_minute is not None:
         protocol = _at_own_rate(protocol)
     if protocol.ladder and request.ladder is not None:
@@ -213,18 +220,44 @@ def for_host(protocol: Protocol, host: HostInput, seed: int = 0, arm: str | None
     `arm`: with the sizes of that arm for what is sent; the levels are the control's all the same.
     """
     sized = with_sizes(protocol, host.sizes)
+    given = sized.sizes
     where = f"host {name}" if name else f"protocol {protocol.name}"
     refuse_margins(sized, where)
     refuse_sizes(sized, where)
+    _refuse_engine_sizes(where, host, resolve(sized, host.vllm_version), [sized.control])
     if sized.tiers:
         sized = with_tier_sizes(
             sized, _capacity(name, host, resolve(sized, host.vllm_version)), sized.sizes["chunk_tokens"]
         )
+        for size in sized.tiers or {}:
+            if size in host.sizes and given[size] not in (protocol.sizes[size], sized.sizes[size]):
+                raise UnusableInput(
+                    f"{where}: {size}={given[size]} of kvtrial_sizes can't be used: it follows from the GPU's KV cache "
+                    f"and is {sized.sizes[size]} here; leave it out."
+                )
+    _refuse_engine_sizes(where, host, resolve(sized, host.vllm_version), sized.arms)
     if sized.ladder:
         sized = _with_levels(sized, host, seed, name)
     if arm is not None:
         sized = with_sizes(sized, own_sizes(protocol.arms[arm], sized.sizes))
     return resolve(sized, host.vllm_version)
+
+
+def _refuse_engine_sizes(where: str, host: HostInput, protocol: Protocol, arms: Iterable[str]) -> None:
+    """Raise UnusableInput for an arm's engine option that counts something and is no number, or below 1."""
+    for arm in arms:
+        args = merged_args(host, protocol.arms[arm])
+        for option in COUNTS:
+            if option not in args:
+                continue
+            try:
+                least = human_int(str(args[option]), option)
+            except UnusableInput as error:
+                raise UnusableInput(f"{where}, arm {arm}: {error}") from None
+            if least < 1:
+                raise UnusableInput(
+                    f"{where}, arm {arm}: {option}={args[option]} can't be run; give 1 or more (kvtrial_engine_args)."
+                )
 
 
 def _with_levels(protocol: Protocol, host: HostInput, seed: int, name: str) -> Protocol:

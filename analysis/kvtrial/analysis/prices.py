@@ -40,13 +40,15 @@ def refuse_prices(prices: Prices) -> None:
         for name in ("gpu_hour", "ram_gib_hour", "replica_hour")
         if (price := getattr(prices, name)) is not None
     }
-    if not given or not prices.currency:
+    if not prices.currency.strip():
+        raise UnusableInput("kvtrial_prices names no currency; give one, such as EUR.")
+    if not given:
         raise UnusableInput(
             "kvtrial_prices names no price; give currency and at least one of gpu_hour, ram_gib_hour and replica_hour."
         )
     for name, price in given.items():
         if not 0 <= price < 1e9:
-            raise UnusableInput(f"kvtrial_prices: {name}={price} is no price; give a number of 0 or more.")
+            raise UnusableInput(f"kvtrial_prices: {name}={price} is no price; give a number from 0 to a billion.")
 
 
 def lacks_price(prices: Prices, resources: Resources) -> str | None:

@@ -3,7 +3,7 @@
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -267,14 +267,20 @@ def check_pairs(pairs: int, what: str = "pairs") -> None:
         )
 
 
-def with_sizes(protocol: Protocol, sizes: dict[str, Any]) -> Protocol:
+def with_sizes(protocol: Protocol, sizes: Mapping[str, Any]) -> Protocol:
     """The protocol with some of its sizes set. Raises UnusableInput for an unknown size or one that is no integer."""
+    read: dict[str, int] = {}
     for name, value in sizes.items():
         if name not in protocol.sizes:
             raise one_of(name, list(protocol.sizes), "size", f"Sizes are those of protocol {protocol.name}.")
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise UnusableInput(f"size {name}={value!r} must be an integer; give it as a plain number.")
-    return msgspec.structs.replace(protocol, sizes={**protocol.sizes, **sizes})
+        try:
+            # As all else that is given: a whole number, or its text.
+            read[name] = msgspec.convert(value, int, strict=False)
+        except msgspec.ValidationError:
+            raise UnusableInput(
+                f"size {name}={value!r} of kvtrial_sizes can't be used: it must be a whole number."
+            ) from None
+    return msgspec.structs.replace(protocol, sizes={**protocol.sizes, **read})
 
 
 def only_arms(protocol: Protocol, arms: list[str]) -> Protocol:
@@ -288,12 +294,22 @@ def only_arms(protocol: Protocol, arms: list[str]) -> Protocol:
     comparisons = [c for c in protocol.comparisons if {c.arm, c.against} <= kept]
     comparisons = with_primary(msgspec.structs.replace(protocol, comparisons=comparisons)).comparisons
     if not any(c.role == "primary" for c in comparisons):
+        enough = [arm for arm in protocol.arms if arm not in kept and _decides(protocol, kept | {arm})]
+        add = f"one of {', '.join(sorted(enough))}" if len(enough) > 1 else "".join(enough) or "more arms"
         raise UnusableInput(
-            f"with arms {', '.join(sorted(kept))} protocol {protocol.name} has no primary comparison left; add "
-            f"{', '.join(sorted(set(protocol.arms) - kept))}."
+            f"with arms {', '.join(sorted(kept))} protocol {protocol.name} has no primary comparison left; add {add}."
         )
     chosen = {name: arm for name, arm in protocol.arms.items() if name in kept}
     return msgspec.structs.replace(protocol, arms=chosen, comparisons=comparisons)
+
+
+def _decides(protocol: Protocol, arms: set[str]) -> bool:
+    """Whether a protocol cut down to some arms has a comparison that decides."""
+    comparisons = [c for c in protocol.comparisons if {c.arm, c.against} <= arms]
+    return any(
+        c.role == "primary"
+        for c in with_primary(msgspec.structs.replace(protocol, comparisons=comparisons)).comparisons
+    )
 
 
 def resolve(protocol: Protocol, vllm_version: str) -> Protocol:
@@ -343,8 +359,10 @@ def own_sizes(arm: Arm, sizes: Mapping[str, int]) -> dict[str, int]:
 def refuse_sizes(protocol: Protocol, where: str) -> None:
     """Raise UnusableInput for a size below 1 that an arm hands to the engine, or that ends the answers."""
     taken: list[tuple[str, str, object]] = [
-        (f"arm {name}", option, value) for name, arm in protocol.arms.items() for option, value in arm.args.items()
+        (f"arm {name}", option, value) for name, arm in protocol.arms.items() for option, value in _given(arm.args)
     ]
+    if protocol.tiers:
+        taken.append(("a tier", "its chunk", "$chunk_tokens"))
     taken += [(f"phase {phase.name}", "stop_after", phase.stop_after) for phase in protocol.phases]
     for who, what, value in taken:
         size = value[1:] if isinstance(value, str) and value.startswith("$") else None
@@ -354,6 +372,15 @@ def refuse_sizes(protocol: Protocol, where: str) -> None:
                 f"{where}: {size}={protocol.sizes[size]} of kvtrial_sizes can't be used, {who} takes it as {what}; "
                 f"give 1 or more."
             )
+
+
+def _given(args: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Options with their values; those of an option that is a mapping by their own names."""
+    for option, value in args.items():
+        if isinstance(value, dict):
+            yield from _given(value)
+        else:
+            yield option, value
 
 
 def _refuse_impossible_sizes(protocol: Protocol) -> None:

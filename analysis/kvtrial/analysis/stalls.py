@@ -1,4 +1,4 @@
-"""When requests of a ladder stalled, of records that are older than their list of stalls: from the requests' times."""
+"""When requests of a ladder stalled or waited, of records that don't say it: from the requests' times."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.load import read_results
-from kvtrial.record.pressure import LISTED_STALLS_MAX, PhaseLedger, RequestTimes, stalls_of
+from kvtrial.record.pressure import LISTED_STALLS_MAX, PhaseLedger, RequestTimes, passed_by_others, stalls_of
 from kvtrial.record.record import PhaseRecord, RunRecord
 
 REQUESTS_FILE = "requests.jsonl.zst"
@@ -16,7 +16,7 @@ MOST_REQUESTS = 100_000
 
 
 def with_stalls(record: RunRecord, directory: Path) -> RunRecord:
-    """The record with the stalls of each ledger that lacks them, where the run's folder still has its requests.
+    """The record with the stalls and waits of each ledger that lacks them, where the folder still has its requests.
 
     Raises UnusableInput where that file is damaged, or holds other requests than the ledger counted.
     """
@@ -35,7 +35,7 @@ def with_stalls(record: RunRecord, directory: Path) -> RunRecord:
 
 
 def _lacks(ledger: PhaseLedger | None) -> bool:
-    return ledger is not None and ledger.stalls_at is None and ledger.stall_above_ns > 0
+    return ledger is not None and None in (ledger.stalls_at, ledger.waits) and ledger.stall_above_ns > 0
 
 
 def _with(phase: PhaseRecord, times: list[RequestTimes] | None, path: Path) -> PhaseRecord:
@@ -47,7 +47,11 @@ def _with(phase: PhaseRecord, times: list[RequestTimes] | None, path: Path) -> P
             f"{path} holds {len(times)} requests of {phase.name} with {len(found)} stalls, its record counts "
             f"{phase.ledger.counted} with {phase.ledger.stalls}; restore the file that was recorded."
         )
-    return replace(phase, ledger=replace(phase.ledger, stalls_at=found[:LISTED_STALLS_MAX]))
+    waits, passed_by = passed_by_others(times, phase.ledger.run_median_gap_ns)
+    return replace(
+        phase,
+        ledger=replace(phase.ledger, stalls_at=found[:LISTED_STALLS_MAX], waits=waits, passed_by=passed_by),
+    )
 
 
 def _times(fields: dict[str, Any]) -> RequestTimes | None:

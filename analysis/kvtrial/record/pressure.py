@@ -6,13 +6,17 @@ the whole exactly.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 from statistics import median_low
 
 from msgspec import Struct
 
 LISTED_REQUESTS_MAX = 1000
 LISTED_STALLS_MAX = 1000
+WAIT_MEDIANS = 10
+"""Above so many of the run's median gaps a request waits, where others go on; a step of its own never takes as long."""
+EDGE_PARTS = 4
+"""A token lies inside another request's gap from a quarter of the run's median gap on: those of one step lie closer."""
 
 
 class PressurePoint(Struct, frozen=True):
@@ -68,6 +72,10 @@ class PhaseLedger(Struct, frozen=True):
     `next_first_token_ns`: from each request's send to the next first token that any request of the phase got. A step
     that computes prompts and is under way when a request is sent has ended by then, so that it can't have waited longer
     for it. None in older records.
+
+    `waits`: gaps above ten median gaps in which others went on as usual. Each holds a preemption, whatever is declared
+    a stall. `passed_by`: gaps in which others got a token, at least half of those that did not wait themselves. Each
+    preemption takes one, since the step that preempts gives the request no token. Both None in older records.
     """
 
     stall_multiple: float
@@ -84,6 +92,8 @@ class PhaseLedger(Struct, frozen=True):
     requests: list[RequestLedger]
     next_first_token_ns: int | None = None
     stalls_at: list[Stall] | None = None
+    waits: int | None = None
+    passed_by: int | None = None
 
 
 class ResetFact(Struct, frozen=True):
@@ -138,6 +148,7 @@ def phase_ledger(requests: Sequence[RequestTimes], stall_multiple: float, run_me
     above = round(stall_multiple * run_median_gap_ns)
     rows = [request_ledger(times, above) for times in requests]
     firsts = sorted(times.first_token_ns for times in requests)
+    waits, passed_by = passed_by_others(requests, run_median_gap_ns)
     return PhaseLedger(
         stall_multiple=stall_multiple,
         run_median_gap_ns=run_median_gap_ns,
@@ -153,6 +164,8 @@ def phase_ledger(requests: Sequence[RequestTimes], stall_multiple: float, run_me
         requests=rows[:LISTED_REQUESTS_MAX],
         next_first_token_ns=sum(firsts[bisect_left(firsts, times.sent_ns)] - times.sent_ns for times in requests),
         stalls_at=list(islice(stalls_of(requests, above), LISTED_STALLS_MAX)),
+        waits=waits,
+        passed_by=passed_by,
     )
 
 
@@ -160,9 +173,7 @@ def stalls_of(requests: Sequence[RequestTimes], stall_above_ns: int) -> Iterable
     """Each gap above the threshold, with what others got meanwhile; request by request, by time in each."""
     if not any(1000 * gap > stall_above_ns for times in requests for gap in times.gaps_us):
         return
-    tokens = [
-        [times.first_token_ns + 1000 * after for after in accumulate(times.gaps_us, initial=0)] for times in requests
-    ]
+    tokens = _token_times(requests)
     for number, (times, own) in enumerate(zip(requests, tokens, strict=True)):
         for at, gap_us in enumerate(times.gaps_us):
             if 1000 * gap_us <= stall_above_ns:
@@ -175,6 +186,55 @@ def stalls_of(requests: Sequence[RequestTimes], stall_above_ns: int) -> Iterable
                 if position != number
             )
             yield Stall(times.key, own[at], own[at + 1], at + 1, amid)
+
+
+def went_on(others_amid: int, gap_ns: int, median_ns: int) -> bool:
+    """Whether others went on in the middle half of a gap: they got half of what one gets in such a time, or more.
+
+    An engine that stands still gives nobody a token; what little others then get are those of a step's edge.
+    """
+    return others_amid > 0 and 2 * others_amid >= gap_ns / 2 / max(1, median_ns)
+
+
+def passed_by_others(requests: Sequence[RequestTimes], median_ns: int) -> tuple[int | None, int | None]:
+    """`waits` and `passed_by` of a ledger; None both where the median gap is 0.
+
+    Of a gap's length nothing is asked for the second: a request that is computed again in the very next step misses one
+    step alone. Requests that wait themselves in the middle of the gap can't have got a token, so they are not asked.
+    """
+    if median_ns <= 0:
+        return None, None
+    tokens = sorted((one for one in _token_times(requests) if len(one) > 1), key=lambda one: one[0])
+    everything = sorted(token for one in tokens for token in one)
+    firsts = [one[0] for one in tokens]
+    longest = max((one[-1] - one[0] for one in tokens), default=0)
+    edge, waits, passed_by = median_ns // EDGE_PARTS, 0, 0
+    for own in tokens:
+        for low, high in pairwise(own):
+            if bisect_left(everything, high - edge) <= bisect_right(everything, low + edge) or high - low <= 2 * edge:
+                continue
+            quarter = (high - low) // 4
+            amid = bisect_right(everything, high - quarter) - bisect_left(everything, low + quarter)
+            waits += high - low > WAIT_MEDIANS * median_ns and went_on(amid, high - low, median_ns)
+            beside = tokens[bisect_left(firsts, low - longest) : bisect_right(firsts, low + edge)]
+            asked = [
+                bisect_left(other, high - edge) > bisect_right(other, low + edge)
+                for other in beside
+                if other is not own and other[-1] > low + edge and not _waits_at(other, (low + high) // 2, median_ns)
+            ]
+            passed_by += 2 * sum(asked) >= len(asked)
+    return waits, passed_by
+
+
+def _waits_at(tokens: Sequence[int], moment: int, median_ns: int) -> bool:
+    after = bisect_right(tokens, moment)
+    return 0 < after < len(tokens) and tokens[after] - tokens[after - 1] > WAIT_MEDIANS * median_ns
+
+
+def _token_times(requests: Sequence[RequestTimes]) -> list[list[int]]:
+    return [
+        [times.first_token_ns + 1000 * after for after in accumulate(times.gaps_us, initial=0)] for times in requests
+    ]
 
 
 def median_gap_ns(phases: Sequence[Sequence[RequestTimes]]) -> int:

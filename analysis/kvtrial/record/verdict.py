@@ -15,13 +15,15 @@ Quality = Literal["equal", "differs", "not_compared"]
 class GateResult(Struct, frozen=True, omit_defaults=True):
     """A check of validity. `passed` None: can't be decided here, why is in `detail`; fails where required.
 
-    Not `required`: what the gate judges is not planned for this engine version.
+    Not `required`: what the gate judges is not planned for this engine version. `disturbed`: it can't be decided since
+    a disturbance of the machine would look like the fault; then nothing is proven either way.
     """
 
     gate: str
     passed: bool | None
     detail: str
     required: bool = True
+    disturbed: bool = False
 
     @property
     def holds(self) -> bool:

@@ -154,6 +154,14 @@ class ConditionsEqual(Struct, frozen=True, forbid_unknown_fields=True):
     client_cpu_difference_max: float = 0.30
     ram_tolerance_percent: float = 0.0
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for a tolerance of RAM that nothing keeps, or all."""
+        if not 0 <= self.ram_tolerance_percent <= 100:
+            raise ValueError(
+                f"ram_tolerance_percent={self.ram_tolerance_percent:g} is no tolerance; give 0 to 100 (size "
+                f"ram_tolerance_percent)"
+            )
+
 
 @gate("conditions_equal", ConditionsEqual)
 def conditions_equal(context: GateContext, parameters: ConditionsEqual) -> Decision:

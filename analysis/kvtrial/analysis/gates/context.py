@@ -27,6 +27,10 @@ class NotRequired(Exception):
     """A gate has nothing to judge, since none of it is planned for this engine version; the sentence says why."""
 
 
+class Disturbed(Exception):
+    """What a gate found may be a disturbance of the machine as well as a fault; the sentence says what it is."""
+
+
 class NoParameters(Struct, frozen=True, forbid_unknown_fields=True):
     """The gate takes none."""
 
@@ -146,6 +150,9 @@ def run_gates(context: GateContext) -> list[GateResult]:
             passed, detail = GATES[name].judge(context, parameters)
         except NotRequired as absent:
             results.append(GateResult(name, None, str(absent), required=False))
+            continue
+        except Disturbed as found:
+            results.append(GateResult(name, None, str(found), disturbed=True))
             continue
         except (LookupError, TypeError, ValueError, ArithmeticError, UnusableInput) as error:
             passed, detail = None, f"the records can't be judged: {type(error).__name__}: {error}"

@@ -5,12 +5,13 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from kvtrial.analysis.gates.context import Decision, GateContext, gate, some, where
+from kvtrial.analysis.gates.context import Decision, Disturbed, GateContext, gate, some, where
 from kvtrial.analysis.laddering import ALL_LEVELS, lengths_of_facts
 from kvtrial.analysis.levels import engines_of, level_of, phases_of, risen, waited_alone
 from kvtrial.analysis.onset import surely_safe
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.launch import parse_vllm_args
+from kvtrial.record.pressure import WAIT_MEDIANS
 from kvtrial.record.record import PhaseRecord, RunRecord
 
 RESERVED_BLOCKS = 1
@@ -27,8 +28,9 @@ class Added(Struct, frozen=True, forbid_unknown_fields=True):
 class _Level(Struct, frozen=True):
     """A level's count of preemptions beside what else is known of them; None where that isn't.
 
-    `line`: the most that the time line read. `by_request`: the sum over finished requests. `waits`: requests that
-    waited while others went on. `overfull`: whether those that may run at once can need more than the KV cache has.
+    `line`: the most that the time line read. `by_request`: the sum over finished requests. `waits`: how often requests
+    waited while others went on. `most`: gaps between tokens in which others got one, where each holds one preemption at
+    most. `overfull`: whether those that may run at once can need more than the KV cache has.
     """
 
     run: RunRecord
@@ -37,6 +39,7 @@ class _Level(Struct, frozen=True):
     line: int | None
     by_request: int | None
     waits: int | None
+    most: int | None
     overfull: bool | None
 
 
@@ -46,9 +49,11 @@ def preemptions_add_up(context: GateContext, parameters: Added) -> Decision:
 
     The time line never shows more of them, nor falls; where the engine exports how often each request was preempted,
     those add up to it. A preempted request gets no token until it is computed again while the others go on: where more
-    run than surely fit, each such wait above the stall threshold takes a preemption of its own. And where something
-    was preempted, somebody waited: a count without any wait, or in a level whose requests all fit and none of which
-    stalled while others went on, is none.
+    run than surely fit, each such wait above ten median gaps takes a preemption of its own. As many more as there are
+    in a level where all fit may come from elsewhere: then nothing is decided. And where something was preempted,
+    somebody waited: a count without any wait, or in a level whose requests all fit and none of which waited while
+    others went on, is none. Nor can there be more than gaps in which others got a token, where a request is computed
+    again in one step.
     """
     levels: list[_Level] = []
     for run in context.runs:
@@ -62,6 +67,19 @@ def preemptions_add_up(context: GateContext, parameters: Added) -> Decision:
     problems = [f"{where(level.run, level.phase)}: {problem}" for level in levels if (problem := _contradiction(level))]
     if problems:
         return False, some(problems)
+    elsewhere = max(
+        (level.waits - level.counted for level in levels if level.waits is not None and level.overfull is False),
+        default=0,
+    )
+    low = [level for level in levels if _waits_beyond(level)]
+    if low:
+        sentences = some(f"{where(level.run, level.phase)}: {_too_low(level)}" for level in low)
+        if max(map(_waits_beyond, low)) > elsewhere:
+            return False, sentences
+        raise Disturbed(
+            f"{sentences}; that need be no preemptions: where all that runs fits, such waits come up to {elsewhere} "
+            f"times in a level here. Something else holds up single requests; run it again on a quieter machine"
+        )
     return True, _agreement(levels) + ("; the plan is older than this gate" if parameters.later_release else "")
 
 
@@ -77,18 +95,40 @@ def _level(run: RunRecord, phase: PhaseRecord, counted: int) -> _Level:
         line=round(max(seen)) if seen else None,
         by_request=None if by_request is None or finished != phase.sent else round(by_request),
         waits=_waits(run, phase),
+        most=_most(run, phase),
         overfull=_overfull(run, phase),
     )
 
 
 def _waits(run: RunRecord, phase: PhaseRecord) -> int | None:
-    """Stalls of requests that waited alone; None where the record does not date them, or of several engines.
+    """How often requests waited alone; None where the record does not say, or of several engines.
 
-    Of several engines the others that went on may have been another one's.
+    Of several engines the others that went on may have been another one's. Records that list their stalls but not
+    their waits have those that were stalls.
     """
-    if phase.ledger is None or phase.ledger.stalls_at is None or engines_of(run) > 1:
+    if phase.ledger is None or engines_of(run) > 1:
         return None
+    if phase.ledger.waits is not None or phase.ledger.stalls_at is None:
+        return phase.ledger.waits
     return sum(waited_alone(stall, phase.ledger) for stall in phase.ledger.stalls_at)
+
+
+def _most(run: RunRecord, phase: PhaseRecord) -> int | None:
+    """How many preemptions a level can have had by the client; None where a gap may hold several, or isn't known.
+
+    A request that the engine computes again in several steps may be preempted between two of them.
+    """
+    ledger = phase.ledger
+    if ledger is None or ledger.passed_by is None or engines_of(run) > 1 or ledger.counted < phase.sent:
+        return None
+    config = run.resolved.config if run.resolved else {}
+    step = config.get("vllm_config.scheduler_config.max_num_batched_tokens")
+    chunk = config.get("vllm_config.scheduler_config.long_prefill_token_threshold", 0)
+    lengths, running = lengths_of_facts([phase]), _running(run, phase)
+    if not isinstance(step, int) or chunk != 0 or running is None or len(lengths) < phase.sent:
+        return None
+    longest = max(length.prompt_tokens + length.answer_tokens for length in lengths)
+    return ledger.passed_by if running * longest <= step else None
 
 
 def _overfull(run: RunRecord, phase: PhaseRecord) -> bool | None:
@@ -99,19 +139,48 @@ def _overfull(run: RunRecord, phase: PhaseRecord) -> bool | None:
     lengths = lengths_of_facts([phase])
     if not (blocks.isdigit() and size.isdigit()) or len(lengths) < phase.sent:
         return None
+    running = _running(run, phase)
+    return None if running is None else running > surely_safe(lengths, int(blocks) - RESERVED_BLOCKS, int(size))
+
+
+def _running(run: RunRecord, phase: PhaseRecord) -> int | None:
+    """How many requests of a level an engine may run at once; None where its launch can't be read."""
     try:
         most = parse_vllm_args(run.launch.argv).size("max-num-seqs")
     except UnusableInput:
         return None
     running = -(-level_of(phase) // engines_of(run))
-    running = running if most is None else min(running, most)
-    return running > surely_safe(lengths, int(blocks) - RESERVED_BLOCKS, int(size))
+    return running if most is None else min(running, most)
+
+
+def _waits_beyond(level: _Level) -> int:
+    """By how much a level's requests waited more often than was counted, where more may run than surely fit."""
+    return 0 if level.waits is None or level.overfull is False else max(0, level.waits - level.counted)
+
+
+def _counted(level: _Level) -> str:
+    return f"{level.counted} preemption{'' if level.counted == 1 else 's'} counted"
+
+
+def _too_low(level: _Level) -> str:
+    ledger = level.phase.ledger
+    above = (
+        0
+        if ledger is None
+        else ledger.stall_above_ns
+        if ledger.waits is None
+        else WAIT_MEDIANS * ledger.run_median_gap_ns
+    )
+    return (
+        f"{_counted(level)}, and {level.waits} times a request got no token for over {above / 1e6:.0f} ms while others "
+        f"went on"
+    )
 
 
 def _contradiction(level: _Level) -> str:
     """What contradicts a level's count, as a sentence's end; empty where nothing does."""
     ledger = level.phase.ledger
-    counted = f"{level.counted} preemption{'' if level.counted == 1 else 's'} counted"
+    counted = _counted(level)
     points = [point.preemptions for point in level.phase.pressure if point.preemptions is not None]
     if any(after < before for before, after in pairwise(points)):
         return f"{counted}, and the time line's count falls while the level runs"
@@ -119,11 +188,6 @@ def _contradiction(level: _Level) -> str:
         return f"{counted}, and the time line read {level.line} while the level ran"
     if level.by_request is not None and level.by_request != level.counted:
         return f"{counted}, and the engine's requests were preempted {level.by_request} times in all"
-    if level.waits is not None and level.overfull is not False and level.waits > level.counted:
-        return (
-            f"{counted}, and {level.waits} times a request got no token for over "
-            f"{(ledger.stall_above_ns if ledger else 0) / 1e6:.0f} ms while others went on"
-        )
     certain = level.overfull and _of_one_length(level.phase) and level.waits is None
     if not level.counted and certain and ledger and ledger.stalled_requests:
         return (
@@ -131,9 +195,11 @@ def _contradiction(level: _Level) -> str:
             f"all fit to their end"
         )
     if level.counted and level.overfull is False and ledger is not None:
-        nobody = "no request stalled" if not ledger.stalls else "no request stalled while others went on"
-        if not ledger.stalls or level.waits == 0:
+        nobody = "no request stalled" if not ledger.stalls else "no request waited while others went on"
+        if level.waits == 0 or (level.waits is None and not ledger.stalls):
             return f"{counted}, and {nobody}, nor do those that run ever need more than the KV cache has"
+    if level.most is not None and level.counted > level.most:
+        return f"{counted}, and only {level.most} times others got a token in a gap of a request's; each takes one"
     if level.counted and ledger is not None and not ledger.stalls:
         longest = max((fact.longest_gap_seconds or 0.0 for fact in level.phase.requests), default=0.0)
         if len(level.phase.requests) == level.phase.sent and longest * 1e9 < NO_WAIT * ledger.run_median_gap_ns:
@@ -168,7 +234,28 @@ def _agreement(levels: Sequence[_Level]) -> str:
         f"; by the client {waits} times a request waited while others went on, in no level more often than counted "
         f"({len(dated)} levels, {mine} counted)"
     )
-    blind = sum(level.counted - (level.waits or 0) for level in dated if level.counted > (level.waits or 0))
+    blind = sum(max(0, level.counted - (level.waits or 0)) for level in dated)
     if blind:
-        text += f"; {blind} counted ones were shorter than a stall, or fell into one: of these a loss would not show"
-    return text
+        text += (
+            f"; {blind} counted ones were shorter than ten median gaps, or several of one wait: of these a loss would "
+            f"not show"
+        )
+    return text + _bounded_above(levels)
+
+
+def _bounded_above(levels: Sequence[_Level]) -> str:
+    """Up to where a count that is too high would not show, by the client."""
+    preempting = [level for level in levels if level.counted]
+    bounded = [level for level in preempting if level.most is not None]
+    if not preempting:
+        return ""
+    if not bounded:
+        return "; by the client no level's count is bounded above"
+    loosest = max(bounded, key=lambda level: (level.most or 0) - level.counted)
+    text = (
+        f"; a count that is too high would not show up to {loosest.most} where {loosest.counted} were counted "
+        f"({where(loosest.run, loosest.phase)})"
+    )
+    return text + (
+        "" if len(bounded) == len(preempting) else f", nor in {len(preempting) - len(bounded)} levels at all"
+    )
