@@ -289,7 +289,7 @@ def _range(
 def _beyond_replays(
     lengths: Sequence[Length], safe: int, usable_blocks: int, block_tokens: int, max_running: int | None, what: str
 ) -> OnsetPlan:
-    """The onset of more requests than are replayed: where their prompts alone fill the pool, the next token preempts."""
+    """The onset of more requests than are replayed: where their prompts fill the pool, the next token preempts."""
     mean = sum(blocks_at_admission(length, block_tokens) for length in lengths) / len(lengths)
     full = math.ceil(usable_blocks / mean)
     if max_running is not None and max_running < full:
@@ -344,8 +344,8 @@ def replay_preemptions(
     """Preemptions when `lengths` are sent in their order with `in_flight` at a time, by the rules above, step by step.
 
     `turnaround_steps` pass between an answer's end and the next arrival, `stagger_steps` between the arrivals of the
-    first requests, and `early_steps` more between the first `early` of them and the others. `batched_tokens`: computed in a step at most;
-    None: every prompt is computed in one step.
+    first requests, and `early_steps` more between the first `early` of them and the others. `batched_tokens`: computed
+    in a step at most; None: every prompt is computed in one step.
     """
     unsent = deque(_Running(length) for length in lengths)
     arrivals: deque[int] = deque(

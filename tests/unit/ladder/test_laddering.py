@@ -347,8 +347,8 @@ def test_two_gpus_run_what_needs_two_and_one_does_not(arm):
 
 @pytest.mark.parametrize(("args", "async_off"), [({}, False), ({"no-async-scheduling": True}, True)])
 def test_a_scheduler_a_step_ahead_takes_a_slot_more_of_answers_that_end_by_their_stop(args, async_off):
-    """128 in and 385 out end at 512 tokens, 32 blocks of 16; the slot beyond is the 33rd, and 4 in flight overrun 128."""
-    args = {"block-size": 16, "max-num-seqs": 16} | args
+    """128 in and 385 out end at 512 tokens, 32 blocks of 16; the slot beyond is in a 33rd, and 4 overrun 128."""
+    args = {"block-size": 16, "max-num-seqs": 16, **args}
     sizes = {"gpu_blocks": 129, "prompt_tokens": 128, "output_tokens": 385, "more_gpu_blocks": 257, "fewer_seqs": 3}
     host = {"backend": "cuda", "vllm_version": "0.32.0", "engine_args": args, "sizes": sizes}
     ladder = planned(host=host).hosts[0].ladder
