@@ -346,12 +346,28 @@ def _refuse_memory(host_name: str, host: HostInput, protocol: Protocol) -> None:
     tier = max(_tier_bytes(host, protocol).values(), default=0)
     reserve = _ram_reserve(host)
     engine = _engine_ram(host, protocol)
-    available = int(host.facts["ram_available_bytes"])
-    if available < tier + reserve + engine:
+    cache = _kv_cache_ram(host, protocol)
+    available, needed = int(host.facts["ram_available_bytes"]), tier + reserve + engine + cache
+    if available < needed:
+        kv = f"KV cache {cache}, " if cache else ""
         raise UnusableInput(
-            f"host {host_name}: {available} bytes of RAM are available, {tier + reserve + engine} are needed (tier "
-            f"{tier}, engine {engine}, reserve {reserve}); free some, or lower the size tier_bytes."
+            f"host {host_name}: {available} bytes of RAM are available, {needed} are needed (tier {tier}, {kv}engine "
+            f"{engine}, reserve {reserve}); free some, or lower the size {'of the KV cache or ' if cache else ''}"
+            f"tier_bytes."
         )
+
+
+def _kv_cache_ram(host: HostInput, protocol: Protocol) -> int:
+    """RAM of the KV cache on a CPU host, where it is no GPU's: the largest of all arms."""
+    if host.backend != "cpu":
+        return 0
+    found = [0]
+    for arm in protocol.arms.values():
+        args, own = merged_args(host, arm), host_of_arm(host, arm)
+        block = int(args.get("block-size", DEFAULT_BLOCK_TOKENS[host.backend]))
+        blocks = _known_blocks(own, args, block) or 0
+        found.append(blocks * block * own.model.kv_bytes_per_token * (arm.replicas or 1))
+    return max(found)
 
 
 def _engine_ram(host: HostInput, protocol: Protocol) -> int:

@@ -687,3 +687,10 @@ def test_a_profile_has_a_name():
 def test_an_arm_that_is_named_twice_is_refused():
     with pytest.raises(UnusableInput, match="arm more_kv is asked for 2 times; name each arm once"):
         only_arms(load_protocol("preemption_ladder", PROTOCOLS), ["more_kv", "fewer_seqs", "more_kv"])
+
+
+def test_the_kv_cache_of_the_largest_arm_counts_as_ram_on_a_cpu_host():
+    facts = {"ram_available_bytes": 16 * 2**30, "ram_total_bytes": 16 * 2**30}
+    assert planned(host={"facts": facts}).hosts[0].launches
+    with pytest.raises(UnusableInput, match="KV cache 1638400000000, .*lower the size of the KV cache or tier_bytes"):
+        planned(host={"facts": facts, "sizes": {"more_gpu_blocks": 100_000_000}})
