@@ -3,7 +3,7 @@
 import difflib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -359,7 +359,7 @@ def own_sizes(arm: Arm, sizes: Mapping[str, int]) -> dict[str, int]:
 def refuse_sizes(protocol: Protocol, where: str) -> None:
     """Raise UnusableInput for a size below 1 that an arm hands to the engine, or that ends the answers."""
     taken: list[tuple[str, str, object]] = [
-        (f"arm {name}", option, value) for name, arm in protocol.arms.items() for option, value in _given(arm.args)
+        (f"arm {name}", option, value) for name, arm in protocol.arms.items() for option, value in arm.args.items()
     ]
     if protocol.tiers:
         taken.append(("a tier", "its chunk", "$chunk_tokens"))
@@ -372,15 +372,6 @@ def refuse_sizes(protocol: Protocol, where: str) -> None:
                 f"{where}: {size}={protocol.sizes[size]} of kvtrial_sizes can't be used, {who} takes it as {what}; "
                 f"give 1 or more."
             )
-
-
-def _given(args: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Options with their values; those of an option that is a mapping by their own names."""
-    for option, value in args.items():
-        if isinstance(value, dict):
-            yield from _given(value)
-        else:
-            yield option, value
 
 
 def _refuse_impossible_sizes(protocol: Protocol) -> None:

@@ -164,7 +164,7 @@ REFUSALS = [
     ({"pairs": 5}, ["pairs=5", "even", "6"]),
     ({"pairs": 0}, ["pairs=0", "2 to 100"]),
     ({"sizes": {"presure": 3}}, ["presure", "Did you mean pressure"]),
-    ({"sizes": {"tier_bytes": "much"}}, ["'much'", "integer"]),
+    ({"sizes": {"tier_bytes": "much"}}, ["'much'", "whole number", "kvtrial_sizes"]),
     ({"sizes": {"tier_bytes": 8}}, ["cpu_bytes_to_use=8 is 8 bytes", "8 GiB (8589934592)"]),
     ({"sizes": {"tier_bytes": 10_000_000}}, ["not larger than the GPU", "3104 tokens"]),
     ({"sizes": {"tier_bytes": 110_000_000}}, ["0.8", "384 chunks", "tier_bytes to 125829120"]),
