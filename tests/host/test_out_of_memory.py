@@ -136,3 +136,23 @@ def test_a_version_two_cgroup_is_read_with_those_above_it(tmp_path, monkeypatch)
     assert memory_counters(7) == MemoryCounters(4, 3, 12)
     (Path(proc) / "vmstat").unlink()
     assert memory_counters(8) == MemoryCounters(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("line", "counters"),
+    [
+        ("[7.1] Out of memory: Killed process 55 (firefox) total-vm:1kB", MemoryCounters(1, 0, 0)),
+        ("[7.1] Out of memory: Killed process 55 (firefox) total-vm:1kB", MemoryCounters(1, None, None)),
+        ("[7.1] Memory cgroup out of memory: Killed process 55 (python3) total-vm:1kB", MemoryCounters(1, 0, 0)),
+    ],
+    ids=["another program", "the cgroup can't be read", "another cgroup"],
+)
+def test_the_kill_of_another_program_is_not_the_engines(line, counters):
+    """The engine died of CUDA's own error meanwhile."""
+    before = MemoryCounters(0, counters.cgroup_kills, counters.cgroup_limit_hits)
+    assert tell_apart("cuda_oom_runtime", before, counters, [line]).kind == "cuda_in_flight"
+    assert tell_apart(None, before, counters, [line]).kind == "none"
+    own = MemoryCounters(1, 1, 1)
+    assert tell_apart("cuda_oom_runtime", before, own, [line.replace("firefox", "VLLM::EngineCor")]).kind in (
+        "kernel_oom_killer", "cgroup_limit",
+    )  # fmt: skip

@@ -611,6 +611,11 @@ LADDER_LINES_MAX = 5
 """Of the regime: onset, what runs out first, profiles, changes."""
 
 
+def _of_arm(arm: str) -> tuple[str, ...]:
+    """How the further sentences on what an arm's change does begin."""
+    return f"With {arm} ", f"{arm} changes the work"
+
+
 def ladder_lines(verdict: Verdict) -> list[str]:
     """A ladder's answer for a terminal: onset, what runs out first, what the profiles reach, what each change does."""
     if verdict.ladder is None:
@@ -618,13 +623,21 @@ def ladder_lines(verdict: Verdict) -> list[str]:
     regime = verdict.ladder.regime
     profiles = " ".join(line.removeprefix("Profile ") for line in regime if line.startswith("Profile "))
     changes = [
-        " ".join([line, *(own for own in regime if own.startswith(f"With {line.split(' (')[0]} "))])
+        " ".join([line, *(own for own in regime if own.startswith(_of_arm(line.split(" (")[0])))])
         for line in regime
         if any(mark in line for mark in CHANGE_MARKS)
     ]
     unpriced = "".join(f" {line}" for line in regime if line.startswith("No cost: "))
-    said = [f"Ladder: {regime[0]} {regime[1]}", *([f"Profiles: {profiles}{unpriced}"] if profiles else [])]
-    return [*said, *(f"Change: {line}" for line in changes)][:LADDER_LINES_MAX]
+    several = len(verdict.hosts) > 1
+    ladder = f"Ladder of {verdict.ladder.host}, one of {len(verdict.hosts)} hosts" if several else "Ladder"
+    said = [f"{ladder}: {regime[0]} {regime[1]}", *([f"Profiles: {profiles}{unpriced}"] if profiles else [])]
+    room = LADDER_LINES_MAX - len(said)
+    more = len(changes) - room
+    if more > 0:
+        # The last line that there is room for names the arms that have none of their own.
+        arms = ", ".join(line.split(" (")[0] for line in changes[room - 1 :])
+        changes = [*changes[: room - 1], f"also {arms}: see the report."]
+    return [*said, *(f"Change: {line}" for line in changes)]
 
 
 def ten_lines(verdict: Verdict, directory: str) -> list[str]:

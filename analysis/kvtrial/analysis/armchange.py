@@ -180,7 +180,7 @@ def refuse_idle_arms(plan: HostPlan, declared: Protocol, resolved: Protocol) -> 
     """
     control = declared.control
     for name, arm in declared.arms.items():
-        if name == control or _as_written(arm) == _as_written(declared.arms[control]):
+        if name == control or declared_alike(arm, declared.arms[control]):
             continue
         if _runs_alike(plan, name, resolved):
             changes = ", ".join(_changes(resolved.arms[name], resolved.arms[control])) or "no change"
@@ -189,6 +189,11 @@ def refuse_idle_arms(plan: HostPlan, declared: Protocol, resolved: Protocol) -> 
                 f"the same requests, so it can show nothing; give what it changes another value, of something that is "
                 f"used here, or {_or_without(declared, name)}."
             )
+
+
+def declared_alike(arm: Arm, other: Arm) -> bool:
+    """Whether two arms declare the same, as in a protocol that looks for noise."""
+    return _as_written(arm) == _as_written(other)
 
 
 def _as_written(arm: Arm) -> tuple[object, ...]:

@@ -280,7 +280,7 @@ def announcement(request: Request, plan: Plan, resumed: Path | None, traces: Tra
             )
         lines += ladder_lines(host) + loose_limit_lines(host, protocol.control)
         if not request.hosts[host.host].facts:
-            lines.append(f"{host.host}: not looked at; free RAM, ports and versions are checked when it runs.")
+            lines.append(f"{host.host}: not looked at; GPUs, free RAM, ports and versions are checked when it runs.")
         for finding in findings(request.hosts[host.host], protocol):
             if finding.severity == "warn":
                 lines.append(f"{host.host}, arm {finding.arm}: warning: {finding.reason}")

@@ -11,7 +11,9 @@ from kvtrial.analysis.faults import MAX_PAIR_GAP_SECONDS, Pairs, completed_runs,
 from kvtrial.analysis.gates import GateContext, run_gates
 from kvtrial.analysis.gates.answers import AnswersEqual, compare_answers, wrong_answers
 from kvtrial.analysis.gates.context import read_parameters
+from kvtrial.analysis.levels import phases_of, risen
 from kvtrial.analysis.metrics import WHOLE_RUN
+from kvtrial.analysis.recommend import NEVER_PREEMPTED
 from kvtrial.record.protocol import Comparison, Protocol
 from kvtrial.record.record import RunRecord
 from kvtrial.record.verdict import ComparisonResult, GateResult, HostVerdict, Quality, RunCounts, Word
@@ -109,6 +111,11 @@ def _host_word(
     if primary is None:
         return "INCONCLUSIVE", "the protocol has no primary comparison"
     word, reason = primary.verdict, describe(primary)
+    if word == "EQUIVALENT" and _never_preempted(primary, pairs):
+        return "INCONCLUSIVE", (
+            f"{NEVER_PREEMPTED}, neither in {primary.arm} nor in {primary.against}, so nothing is shown of "
+            f"{primary.arm}; {reason}"
+        )
     if pairs.engine_faults:
         reason += f"; engine faults, a result of their arm: {pairs.describe_faults()}"
         if word == "BETTER":
@@ -128,6 +135,17 @@ def describe(result: ComparisonResult) -> str:
     text = f"{what}: {mark}{result.effect:.4g} [{result.ci_low:.4g}, {result.ci_high:.4g}] at {result.confidence:.1%}"
     p = "" if result.p_value is None else f", p = {result.p_value:.2g}"
     return f"{text}{p}, {result.pairs} pairs" + (f"; {result.note}" if result.note else "")
+
+
+def _never_preempted(primary: ComparisonResult, pairs: Pairs) -> bool:
+    """Whether a comparison of preemptions has none to compare."""
+    counts = [
+        risen(phases_of(pair.runs[arm], primary.phase), "preemptions")
+        for pair in pairs.valid
+        for arm in (primary.arm, primary.against)
+        if arm in pair.runs
+    ]
+    return primary.metric.startswith("preemptions") and bool(counts) and all(count == 0 for count in counts)
 
 
 def _primary(protocol: Protocol, compared: Sequence[Compared]) -> ComparisonResult | None:

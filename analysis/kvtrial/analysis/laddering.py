@@ -1,17 +1,17 @@
 """A declared ladder as the plan states it: comparisons, levels around the predicted onset, what arms need. Pure."""
 
+import itertools
 from collections.abc import Sequence
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from kvtrial.analysis.inputs import HostInput
-from kvtrial.analysis.launch import merged_args
 from kvtrial.analysis.objectives import refuse_objectives
 from kvtrial.analysis.onset import TOO_FEW, Length, ladder_levels, onset_words, predict_onset, refuse_ladder
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.launch import human_int
-from kvtrial.record.plan import HostPlan, OnsetPlan, PhasePlan
+from kvtrial.record.launch import async_scheduling, parse_vllm_args
+from kvtrial.record.plan import HostPlan, Launch, OnsetPlan, PhasePlan
 from kvtrial.record.protocol import Arm, Comparison, Ladder, Phase, Protocol, Trace
 from kvtrial.record.record import PhaseRecord
 from kvtrial.record.versions import within
@@ -121,13 +121,19 @@ def _lacking(host: HostInput, declared: Arm) -> str | None:
     return None
 
 
-def lengths_of(phase: PhasePlan) -> list[Length]:
-    """What the requests of a phase really take, in their order."""
+def lengths_of(phase: PhasePlan, ahead: bool = False) -> list[Length]:
+    """What the requests of a phase really take, in their order.
+
+    `ahead`: the scheduler is a step ahead of the tokens (async scheduling), so that an answer which ends by its own
+    stop, before its limit, gets a slot for one token more. On a GPU this was not measured; vLLM's scheduler does so.
+    """
     lengths: list[Length] = []
     for shape in request_shapes(phase):
         if len(lengths) == LENGTHS_READ_MAX:
             break
-        answer = min(shape.max_tokens, phase.stop_after) if phase.stop_after else shape.max_tokens
+        answer = shape.max_tokens
+        if phase.stop_after and phase.stop_after < answer:
+            answer = phase.stop_after + ahead
         lengths.append(Length(shape.prompt_tokens, answer))
     return lengths
 
@@ -141,17 +147,71 @@ def lengths_of_facts(phases: Sequence[PhaseRecord]) -> list[Length]:
     ]
 
 
+UNPREDICTED = {
+    "watermark": "keeps blocks free that nobody is let in for",
+    "no-scheduler-reserve-full-isl": "lets a prompt in before all of it has room",
+    "speculative-config": "takes blocks for drafted tokens",
+    "long-prefill-token-threshold": "lets a long prompt in by parts",
+}
+"""Options that change who is let in or what a request takes, in a way that no prediction here knows."""
+WHOLE_PROMPTS_SINCE = "0.19"
+"""From this vLLM on a prompt is let in only where all of it has room."""
+SEQUENCES_BY_DEFAULT = 128
+"""--max-num-seqs that an API server takes at least where it is left out."""
+
+
+def refuse_unpredictable(name: str, arm: str, launch: Launch, version: str) -> None:
+    """Raise UnusableInput for a launch of a ladder of which no onset could be predicted."""
+    options = parse_vllm_args(launch.argv).options
+    for option, does in UNPREDICTED.items():
+        switched_off = option.startswith("no-") and options.get(option.removeprefix("no-")) is False
+        if switched_off or options.get(option) not in (None, False, "0", "0.0"):
+            raise UnusableInput(
+                f"host {name}, arm {arm}: --{option} {does}, so where preemption begins can't be predicted; take it "
+                f"out for a ladder."
+            )
+    if not within(version, WHOLE_PROMPTS_SINCE, None):
+        raise UnusableInput(
+            f"host {name}: vLLM {version} lets a prompt in before all of it has room, so where preemption begins can't "
+            f"be predicted; a ladder needs vLLM {WHOLE_PROMPTS_SINCE} or newer."
+        )
+
+
+def refuse_reuse(name: str, phase: PhasePlan, block_tokens: int) -> None:
+    """Raise UnusableInput for a ladder whose requests find each other's prefixes in the GPU's cache.
+
+    They would take fewer blocks than is predicted, and the hits that show whether a level began empty would be theirs.
+    """
+    seen: set[str] = set()
+    for shape in itertools.islice(request_shapes(phase), LENGTHS_READ_MAX):
+        if shape.shared_tokens >= block_tokens or shape.identity in seen:
+            what = (
+                f"begin with the same {shape.shared_tokens} tokens"
+                if shape.shared_tokens >= block_tokens
+                else "repeat a prompt, or go on from one"
+            )
+            raise UnusableInput(
+                f"host {name}: the requests of phase {phase.name} {what}, and a ladder needs prompts of their own: "
+                f"those that share a prefix take fewer blocks than is predicted; give it lengths without "
+                f"shared_prefix_tokens, or prompts that are sent once."
+            )
+        seen.add(shape.identity)
+
+
 def arm_onset(
-    host: HostInput, protocol: Protocol, arm: str, phase: PhasePlan, usable_blocks: int, block_tokens: int
+    host: HostInput, arm: str, launch: Launch, phase: PhasePlan, usable_blocks: int, block_tokens: int
 ) -> OnsetPlan:
     """The onset predicted for an arm. Raises UnusableInput where a request does not fit into its KV cache."""
-    args = merged_args(host, protocol.arms[arm])
-    running, batched = (
-        None if args.get(option) is None else human_int(str(args[option]), option)
-        for option in ("max-num-seqs", "max-num-batched-tokens")
-    )
+    parsed = parse_vllm_args(launch.argv)
+    ahead = host.backend == "cuda" and async_scheduling(parsed, host.vllm_version)
     try:
-        return predict_onset(lengths_of(phase), usable_blocks, block_tokens, running, batched)
+        return predict_onset(
+            lengths_of(phase, ahead),
+            usable_blocks,
+            block_tokens,
+            parsed.size("max-num-seqs"),
+            parsed.size("max-num-batched-tokens"),
+        )
     except UnusableInput as error:
         raise UnusableInput(f"arm {arm}: {error}") from None
 
@@ -183,6 +243,15 @@ def answer_seconds(phases: Sequence[PhasePlan], step_seconds: float) -> float:
         if phase.stall_multiple:
             steps += sum(length.answer_tokens for length in lengths_of(phase)) / phase.concurrency
     return steps * step_seconds
+
+
+def refuse_unknown_limit(name: str, launch: Launch, levels: Sequence[int]) -> None:
+    """Raise UnusableInput for a ladder that goes beyond the sequences that an engine may run which sets none itself."""
+    if parse_vllm_args(launch.argv).size("max-num-seqs") is None and max(levels) > SEQUENCES_BY_DEFAULT:
+        raise UnusableInput(
+            f"host {name}: the ladder goes to {max(levels)} in flight and max-num-seqs is not set, of which the engine "
+            f"may take {SEQUENCES_BY_DEFAULT}; set max-num-seqs in kvtrial_engine_args."
+        )
 
 
 def levels_for(name: str, ladder: Ladder, onset: OnsetPlan, requests: int) -> list[int]:

@@ -9,9 +9,10 @@ A step computes at most --max-num-batched-tokens: a token for each that runs fir
 left, the last of them in part.
 
 For requests of one length this is arithmetic: floor(usable / blocks at the end) are safe, one more is not, because in
-a closed loop the first requests grow in step. They do where their prompts are computed within few steps. Where many
-steps lie between the first prompt and the last, the first answers end before the last have grown; the replays then say
-up to where the onset may lie, and it is a range. Requests of several lengths always get one: below it no choice of them
+a closed loop the first requests grow in step. They do where their prompts are computed within few steps, and where it
+does not matter that some of them began EARLY_STEPS_MAX steps before the others: who is early may have taken a block
+more before the last is let in, or be done before the last takes its last one. Otherwise the replays say up to where the
+onset may lie, and it is a range. Requests of several lengths always get one: below it no choice of them
 can fill the pool, and at its upper end at the latest every replay of their own order has preempted.
 """
 
@@ -37,8 +38,8 @@ TURNAROUNDS_STEPS = (0, 2, 6)
 """Engine steps between the end of an answer and the next request's arrival."""
 STAGGERS_STEPS = (0, 1, 4)
 """Engine steps between the arrivals of the first requests."""
-FIRST_ALONE_STEPS = (0, 1)
-"""So many steps requests of one length that are sent at once may come after their first, which has begun by then."""
+EARLY_STEPS_MAX = 4
+"""Of requests sent at once some may begin up to so many steps before the others, whom a busy client sends later."""
 LEAST_BATCHED_TOKENS = 2048
 """What vLLM takes for --max-num-batched-tokens at least, where a launch leaves it out."""
 REPLAYED_TOKENS_MAX = 200_000
@@ -131,32 +132,30 @@ def _of_one_length(
         )
     fits = f"{sum_}: {safe} fit, {safe + 1} do not"
     at_once = (safe + 1) * (length.prompt_tokens + 1) <= (batched_tokens or LEAST_BATCHED_TOKENS)
-    if at_once and all(
-        replay_preemptions(
-            [length] * (safe + 1), safe + 1, usable_blocks, block_tokens, max_running, first_alone_steps=alone
-        )
-        for alone in FIRST_ALONE_STEPS
-    ):
-        # One step computes all their prompts, so they grow in step, be it the first one's step or the next.
+    if at_once and _whoever_is_early(length, safe + 1, usable_blocks, block_tokens):
+        # One step computes all their prompts, so they grow in step.
         return OnsetPlan(kind="exact", low=safe + 1, high=safe + 1, last_safe=safe, why=fits)
     # With more in flight than are let in somebody waits at all times, so that more of them change nothing.
     most = min(admitted + 1, max_running or admitted + 1, safe + REPLAYED_LEVELS_MAX)
     first = [
         _first_preempted(
             lambda level: [length] * _replayed(requests, level, length),
-            range(safe + 1, most + 1), usable_blocks, block_tokens, max_running, budget, turnaround, 0, first_alone,
+            range(safe + 1, most + 1), usable_blocks, block_tokens, max_running, budget, turnaround, early=early,
         )
         for budget in _budgets(batched_tokens, [length.prompt_tokens] * most)
         for turnaround in TURNAROUNDS_STEPS
-        for first_alone in FIRST_ALONE_STEPS
+        for early in _EARLY
     ]  # fmt: skip
     found = [level for level in first if level is not None]
     slow = _come_in(length, safe + 1, batched_tokens)
+    if at_once:
+        slow = f"where some begin up to {EARLY_STEPS_MAX} steps before the others, the last need not be let in, or grow"
     if not found:
         return _never(safe, f"{sum_}, which {safe + 1} would overrun; but {slow}, and no replay preempts")
-    if set(first) == {safe + 1}:
+    if not at_once and set(first) == {safe + 1}:
         return OnsetPlan(kind="exact", low=safe + 1, high=safe + 1, last_safe=safe, why=fits)
-    high = max(found) if len(found) == len(first) else most
+    # The arithmetic knows of more ways to come than are replayed.
+    high = max(safe + 2, *found) if len(found) == len(first) else most
     latest = f"at {high} at the latest all replays preempted" if len(found) == len(first) else "not all replays preempt"
     return OnsetPlan(
         kind="range",
@@ -165,6 +164,32 @@ def _of_one_length(
         last_safe=safe,
         why=f"{sum_}: {safe} fit, {safe + 1} do not if they grow in step; but {slow}, so {latest}",
     )
+
+
+HALVES = 2
+
+
+def _early(level: int, halves: int) -> int:
+    """How many of those in flight begin early in a replay: from one to all but one."""
+    return min(max(1, round(level * halves / HALVES)), max(1, level - 1))
+
+
+_EARLY = ((0, 0), *((halves, steps) for steps in (1, EARLY_STEPS_MAX) for halves in range(HALVES + 1)))
+"""Halves of those in flight that begin early in a replay, and by how many steps."""
+
+
+def _whoever_is_early(length: Length, in_flight: int, usable_blocks: int, block_tokens: int) -> bool:
+    """Whether requests sent at once preempt however many of them begin up to EARLY_STEPS_MAX steps early.
+
+    The last is let in even if it alone is late, and the blocks do not do even if one alone is early.
+    """
+    steps = EARLY_STEPS_MAX
+    if length.answer_tokens <= steps:
+        return False
+    grown = math.ceil((length.prompt_tokens + steps) / block_tokens)
+    let_in = (in_flight - 1) * grown + blocks_at_admission(length, block_tokens) <= usable_blocks
+    late = math.ceil((length.prompt_tokens + length.answer_tokens - 1 - steps) / block_tokens)
+    return let_in and blocks_at_end(length, block_tokens) + (in_flight - 1) * late > usable_blocks
 
 
 def _replayed(requests: int, level: int, length: Length) -> int:
@@ -200,8 +225,8 @@ def _first_preempted(
     max_running: int | None,
     batched_tokens: int | None,
     turnaround: int,
-    stagger: int,
-    first_alone: int = 0,
+    stagger: int = 0,
+    early: tuple[int, int] = _EARLY[0],
 ) -> int | None:
     """The first of `levels` at which a replay of what is sent there preempts."""
     return next(
@@ -210,7 +235,7 @@ def _first_preempted(
             for level in levels
             if replay_preemptions(
                 sent(level), level, usable_blocks, block_tokens, max_running, turnaround, stagger, batched_tokens,
-                first_alone,
+                early[1], _early(level, early[0]),
             )
         ),
         None,
@@ -227,6 +252,11 @@ def _range(
 ) -> OnsetPlan:
     replayed = list(lengths[:REPLAYED_REQUESTS_MAX])
     most = min(len(replayed), max_running or len(replayed), safe + REPLAYED_LEVELS_MAX)
+    what = f"requests of {len(set(lengths))} different lengths, {usable_blocks} blocks of {block_tokens} tokens"
+    if most == REPLAYED_REQUESTS_MAX < len(lengths) and not replay_preemptions(
+        replayed, most, usable_blocks, block_tokens, max_running, batched_tokens=batched_tokens
+    ):
+        return _beyond_replays(lengths, safe, usable_blocks, block_tokens, max_running, what)
     first = [
         _first_preempted(
             lambda _: replayed, range(safe + 1, most + 1), usable_blocks, block_tokens, max_running, budget,
@@ -237,7 +267,6 @@ def _range(
         for stagger in STAGGERS_STEPS
     ]  # fmt: skip
     found = [level for level in first if level is not None]
-    what = f"requests of {len(set(lengths))} different lengths, {usable_blocks} blocks of {block_tokens} tokens"
     if not found and _all_at_once(lengths, usable_blocks, block_tokens, max_running):
         top = ladder_levels(OnsetPlan(kind="never", low=None, high=None, last_safe=safe, why=""), MOST_REQUESTS)[-1]
         why = (
@@ -255,6 +284,21 @@ def _range(
         high = max(found)
         why = f"up to {safe} in flight any of them fit, and at {high} at the latest all replays preempted"
     return OnsetPlan(kind="range", low=safe + 1, high=high, last_safe=safe, why=f"{what}: {why}")
+
+
+def _beyond_replays(
+    lengths: Sequence[Length], safe: int, usable_blocks: int, block_tokens: int, max_running: int | None, what: str
+) -> OnsetPlan:
+    """The onset of more requests than are replayed: where their prompts fill the pool, the next token preempts."""
+    mean = sum(blocks_at_admission(length, block_tokens) for length in lengths) / len(lengths)
+    full = math.ceil(usable_blocks / mean)
+    if max_running is not None and max_running < full:
+        return _never(safe, f"{what}; max-num-seqs lets in {max_running}, and the prompts of {full} fill the KV cache")
+    why = (
+        f"{what}: up to {safe} in flight any of them fit, with {REPLAYED_REQUESTS_MAX} a replay of the "
+        f"first {REPLAYED_REQUESTS_MAX} does not preempt, and the prompts of {full} fill the KV cache by themselves"
+    )
+    return OnsetPlan(kind="range", low=safe + 1, high=full, last_safe=safe, why=why)
 
 
 def _all_at_once(lengths: Sequence[Length], usable_blocks: int, block_tokens: int, max_running: int | None) -> bool:
@@ -294,17 +338,19 @@ def replay_preemptions(
     turnaround_steps: int = 0,
     stagger_steps: int = 0,
     batched_tokens: int | None = None,
-    first_alone_steps: int = 0,
+    early_steps: int = 0,
+    early: int = 1,
 ) -> int:
     """Preemptions when `lengths` are sent in their order with `in_flight` at a time, by the rules above, step by step.
 
     `turnaround_steps` pass between an answer's end and the next arrival, `stagger_steps` between the arrivals of the
-    first requests, and `first_alone_steps` more after the very first. `batched_tokens`: computed in a step at most;
-    None: every prompt is computed in one step.
+    first requests, and `early_steps` more between the first `early` of them and the others. `batched_tokens`: computed
+    in a step at most; None: every prompt is computed in one step.
     """
     unsent = deque(_Running(length) for length in lengths)
     arrivals: deque[int] = deque(
-        number * stagger_steps + (first_alone_steps if number else 0) for number in range(min(in_flight, len(unsent)))
+        number * stagger_steps + (early_steps if number >= early else 0)
+        for number in range(min(in_flight, len(unsent)))
     )
     waiting: deque[_Running] = deque()
     running: list[_Running] = []

@@ -29,6 +29,9 @@ from kvtrial.analysis.laddering import (
     levels_for,
     onset_of_replicas,
     refuse_arms,
+    refuse_reuse,
+    refuse_unknown_limit,
+    refuse_unpredictable,
     with_levels,
 )
 from kvtrial.analysis.launch import TRANSFER, dashed, host_of_arm, merged_args, render
@@ -264,8 +267,15 @@ def _with_levels(protocol: Protocol, host: HostInput, seed: int, name: str) -> P
     refuse_reserves(name, resolved, {})
     capacity = _capacity(name, host, resolved)
     phase = _ladder_phase(name, seed, host, resolved, capacity.block_tokens, protocol.ladder.phase)
-    onset = arm_onset(host, resolved, protocol.control, phase, capacity.usable_gpu_blocks, capacity.block_tokens)
-    return with_levels(protocol, levels_for(name, protocol.ladder, onset, len(lengths_of(phase))), onset)
+    launches = _launches(host, resolved)
+    for arm, launch in launches.items():
+        refuse_unpredictable(name, arm, launch, host.vllm_version)
+    refuse_reuse(name, phase, capacity.block_tokens)
+    launch = launches[protocol.control]
+    onset = arm_onset(host, protocol.control, launch, phase, capacity.usable_gpu_blocks, capacity.block_tokens)
+    levels = levels_for(name, protocol.ladder, onset, len(lengths_of(phase)))
+    refuse_unknown_limit(name, launch, levels)
+    return with_levels(protocol, levels, onset)
 
 
 def _ladder_phase(
@@ -336,12 +346,28 @@ def _refuse_memory(host_name: str, host: HostInput, protocol: Protocol) -> None:
     tier = max(_tier_bytes(host, protocol).values(), default=0)
     reserve = _ram_reserve(host)
     engine = _engine_ram(host, protocol)
-    available = int(host.facts["ram_available_bytes"])
-    if available < tier + reserve + engine:
+    cache = _kv_cache_ram(host, protocol)
+    available, needed = int(host.facts["ram_available_bytes"]), tier + reserve + engine + cache
+    if available < needed:
+        kv = f"KV cache {cache}, " if cache else ""
         raise UnusableInput(
-            f"host {host_name}: {available} bytes of RAM are available, {tier + reserve + engine} are needed (tier "
-            f"{tier}, engine {engine}, reserve {reserve}); free some, or lower the size tier_bytes."
+            f"host {host_name}: {available} bytes of RAM are available, {needed} are needed (tier {tier}, {kv}engine "
+            f"{engine}, reserve {reserve}); free some, or lower the size {'of the KV cache or ' if cache else ''}"
+            f"tier_bytes."
         )
+
+
+def _kv_cache_ram(host: HostInput, protocol: Protocol) -> int:
+    """RAM of the KV cache on a CPU host, where it is no GPU's: the largest of all arms."""
+    if host.backend != "cpu":
+        return 0
+    found = [0]
+    for arm in protocol.arms.values():
+        args, own = merged_args(host, arm), host_of_arm(host, arm)
+        block = int(args.get("block-size", DEFAULT_BLOCK_TOKENS[host.backend]))
+        blocks = _known_blocks(own, args, block) or 0
+        found.append(blocks * block * own.model.kv_bytes_per_token * (arm.replicas or 1))
+    return max(found)
 
 
 def _engine_ram(host: HostInput, protocol: Protocol) -> int:
@@ -368,7 +394,7 @@ def _host_plan(
     """
     host = request.hosts[name]
     refuse(name, host, protocol)
-    launches = _guarded({arm: render(host, arm, spec) for arm, spec in protocol.arms.items()}, host)
+    launches = _launches(host, protocol)
     _refuse_gpus(name, host, launches)
     capacity = _capacity(name, host, protocol)
     runs = _runs(name, request.seed, host, protocol, capacity.block_tokens, traces, works)
@@ -409,7 +435,7 @@ def _host_plan(
         limits=msgspec.convert(limits, type=Limits, strict=False),
         if_controller_gone=host.if_controller_gone,
         client_cpus=host.client_cpus,
-        ladder=_ladder_plan(name, host, protocol, capacity, runs) if protocol.ladder else UNSET,
+        ladder=_ladder_plan(host, protocol, capacity, runs, launches) if protocol.ladder else UNSET,
         supervisor=host.supervisor,
         arm_models={arm: model_of(host_of_arm(host, spec).model) for arm, spec in protocol.arms.items() if spec.model},
     )
@@ -446,7 +472,9 @@ def _needs(
     return known[key]
 
 
-def _ladder_plan(name: str, host: HostInput, protocol: Protocol, capacity: Capacity, runs: list[RunPlan]) -> LadderPlan:
+def _ladder_plan(
+    host: HostInput, protocol: Protocol, capacity: Capacity, runs: list[RunPlan], launches: Mapping[str, Launch]
+) -> LadderPlan:
     """The levels, and the onset predicted for each arm whose KV cache has a known size."""
     onset, usable = {}, {}
     levels: dict[str, int] = {}
@@ -458,10 +486,15 @@ def _ladder_plan(name: str, host: HostInput, protocol: Protocol, capacity: Capac
         # Which of several engines gets a request is for vLLM to decide, so nothing is predicted of them together.
         if blocks is not None and int(args.get("data-parallel-size", 1)) == 1:
             usable[run.arm] = blocks - RESERVED_BLOCKS
-            of_one = arm_onset(host, protocol, run.arm, steps[0], usable[run.arm], capacity.block_tokens)
+            of_one = arm_onset(host, run.arm, launches[run.arm], steps[0], usable[run.arm], capacity.block_tokens)
             if together := onset_of_replicas(of_one, protocol.arms[run.arm].replicas or 1):
                 onset[run.arm] = together
     return LadderPlan(levels=levels, onset=onset, usable_gpu_blocks=usable)
+
+
+def _launches(host: HostInput, protocol: Protocol) -> dict[str, Launch]:
+    """The launch of each arm, with the guards of this version. Raises UnusableInput."""
+    return _guarded({arm: render(host, arm, spec) for arm, spec in protocol.arms.items()}, host)
 
 
 def _guarded(launches: dict[str, Launch], host: HostInput) -> dict[str, Launch]:

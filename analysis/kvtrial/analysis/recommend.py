@@ -3,12 +3,15 @@
 import json
 from collections.abc import Sequence
 
+from kvtrial.analysis.armchange import declared_alike
 from kvtrial.analysis.effect import inner_margin, outward
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import Evidence, RunRecord
 from kvtrial.record.verdict import ComparisonResult, Recommendation, Word
 
 CPU_CAVEAT = "CPU engine: the mechanism was shown, the times say nothing about GPUs"
+NEVER_PREEMPTED = "no request was preempted"
+"""How a host's verdict says that a ladder ended below what it is about."""
 NEVER_ASKED = "the treatment was not delivered. No prefix of the trace came back"
 """How the gate treatment_delivered says that a trace left the tier nothing to do."""
 STANDIN_CAVEAT = "stand-in engine: tests only"
@@ -28,6 +31,13 @@ def recommend(
     action, why = _action(protocol, word, reason, evidence, primary, _worse_guards(comparisons), pairs_needed)
     if primary is not None and action == f"adopt {primary.arm}":
         why += _better_too(primary, comparisons)
+    if (
+        primary is not None
+        and primary.arm in action
+        and primary.quality == "not_compared"
+        and _answers(protocol, primary)
+    ):
+        why += f"; {QUALITY_NOT_COMPARED}"
     return Recommendation(action, why, pins_of(protocol, records, primary))
 
 
@@ -74,6 +84,15 @@ def _action(
     return "run the same protocol on a real engine", "a stand-in shows that the tool works and nothing else"
 
 
+QUALITY_NOT_COMPARED = "the answers may differ and their quality was not compared: look at it before you adopt"
+
+
+def _answers(protocol: Protocol, primary: ComparisonResult) -> bool:
+    """Whether an arm declares that its answers may be others."""
+    arm = protocol.arms.get(primary.arm)
+    return arm is not None and "answer" in arm.may_differ
+
+
 def _better_too(primary: ComparisonResult, comparisons: Sequence[ComparisonResult]) -> str:
     """The other arms that are BETTER by what decided, where nothing compares them with the primary's."""
     of = (primary.metric, primary.phase, primary.against)
@@ -101,6 +120,8 @@ def _mend(reason: str) -> str:
 
 
 def _go_on(reason: str, pairs_needed: str) -> str:
+    if NEVER_PREEMPTED in reason:
+        return "raise the ladder, or let the answers grow against the KV cache, then run again"
     if "engine fault" in reason:
         return "mend or report the engine fault, then run again"
     if "planned hosts are valid" in reason:
@@ -122,12 +143,7 @@ def _keep(protocol: Protocol, primary: ComparisonResult | None) -> str:
 
 def _same_arms(protocol: Protocol, primary: ComparisonResult) -> bool:
     arm, against = protocol.arms.get(primary.arm), protocol.arms.get(primary.against)
-    return (
-        primary.arm != primary.against
-        and arm is not None
-        and against is not None
-        and (arm.args, arm.env, arm.replicas or 1) == (against.args, against.env, against.replicas or 1)
-    )
+    return primary.arm != primary.against and arm is not None and against is not None and declared_alike(arm, against)
 
 
 def _worse_guards(comparisons: Sequence[ComparisonResult]) -> list[ComparisonResult]:

@@ -135,7 +135,8 @@ def service_sentence(levels: Sequence[Level]) -> str:
         f"Service: at {worst.concurrency} in flight {_preempted(worst):.2g} preemptions a request "
         f"({worst.preemptions} in {worst.runs} runs{_STARTS[worst.starts_pattern]}{_RETURNS[worst.pattern]})"
     )
-    calm = next((level for level in reversed(levels) if not level.preemptions), None)
+    first = next(level.concurrency for level in levels if level.preemptions)
+    calm = next((level for level in reversed(levels) if level.concurrency < first), None)
     if calm is None:
         return f"{text}."
     return (
@@ -187,7 +188,9 @@ def change_sentences(ladder: ArmLadder, control: ArmLadder) -> list[str]:
     text += _taken(ladder, ladder.fewer_preemptions_per_1000_per_unit)
     moved = ladder.moved_note or "where its delay went is not known"
     onset = f"onset {ladder.onset_measured}" if ladder.onset_measured is not None else "no preemption on this ladder"
-    said = [f"{text}; {onset} (control {control.onset_measured}); {moved}{_gpu_seconds(ladder, control)}."]
+    predicted = f"predicted {_span(ladder.onset_predicted)}, " if ladder.onset_predicted else ""
+    others = f"control {'none' if control.onset_measured is None else control.onset_measured}"
+    said = [f"{text}; {onset} ({predicted}{others}); {moved}{_gpu_seconds(ladder, control)}."]
     return said + _work_sentences(ladder)
 
 
@@ -231,7 +234,7 @@ def _taken(ladder: ArmLadder, rate: float | None, rate_unit: str = "") -> str:
     if amount < 0:
         return f" with {_number(-amount)} {'less' if unit.startswith('GiB') else 'fewer'} {what}"
     change = "fewer" if unit.startswith("token") else "more"
-    by_piece = "" if rate is None else f" ({_number(abs(rate))}{rate_unit} per {unit})"
+    by_piece = "" if not rate else f" ({_number(abs(rate))}{rate_unit} per {unit})"
     return f" for {_number(amount)} {change} {what}{by_piece}"
 
 

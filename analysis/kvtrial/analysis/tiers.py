@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from statistics import fmean
 
+import msgspec
 from msgspec.structs import replace
 
 from kvtrial.analysis.faults import Pair
+from kvtrial.analysis.gates.answers import AnswersEqual, wrong_answers
 from kvtrial.analysis.levels import risen
 from kvtrial.analysis.recommend import pins_of
 from kvtrial.record.plan import Capacity
@@ -42,19 +44,23 @@ def tier_budget(
         undecided = [row.arm for row in rows if row.verdict == "INCONCLUSIVE" and row.loaded_bytes_per_run]
         advice = f"{', '.join(undecided)} undecided, so none is dropped yet" if undecided else "drop it"
         return TierBudget(rows, None, f"no tier is shown to pay: {advice} ({_said(rows)})")
-    chosen = next((row for row in paying if _as_good(row, paying[-1], comparisons)), paying[-1])
+    sound = [row for row in paying if row is paying[-1] or _sound(row, protocol, pairs, comparisons)]
+    chosen = next((row for row in sound if _as_good(row, paying[-1], comparisons)), paying[-1])
     larger = [row.arm for row in rows if row.tier_bytes > chosen.tier_bytes]
     smaller = [row for row in rows if row.tier_bytes < chosen.tier_bytes]
     idle = [row.arm for row in smaller if not row.loaded_bytes_per_run]
-    unproven = [row.arm for row in smaller if row.loaded_bytes_per_run]
+    undecided = [row.arm for row in smaller if row in sound and not _given_less(row, paying[-1], comparisons)]
+    unproven = [row.arm for row in smaller if row.loaded_bytes_per_run and row.arm not in undecided]
     advice = f"{chosen.arm}: {chosen.tier_bytes:,} bytes of RAM ({chosen.times_gpu_kv:.3g} times the GPU's KV cache)"
     if larger:
         advice += f"; {', '.join(_buys(chosen, arm, comparisons) for arm in larger)}: shrink it to that"
+    for arm in undecided:
+        advice += f"; {_apart(arm, paying[-1].arm, comparisons)}"
     if idle:
         advice += f"; {', '.join(idle)} gives nothing back: drop it"
     if unproven:
         advice += f"; {', '.join(unproven)} is not shown to pay as much"
-    return TierBudget(rows, chosen.tier_bytes, f"{advice} ({_said(rows)})")
+    return TierBudget(rows, chosen.tier_bytes, f"{advice}{_of_a_set(protocol, pairs)} ({_said(rows)})")
 
 
 def with_budget(
@@ -116,11 +122,58 @@ def _comparison(comparisons: Sequence[ComparisonResult], arm: str, against: str)
 
 
 def _as_good(row: TierRow, largest: TierRow, comparisons: Sequence[ComparisonResult]) -> bool:
-    """Whether a tier is not shown to give less than the largest one that pays."""
+    """Whether a tier is shown to give no less than the largest one that pays, within the margin."""
     if row.arm == largest.arm:
         return True
     direct = _comparison(comparisons, row.arm, largest.arm)
-    return direct is not None and direct.ci_low is not None and direct.verdict != "WORSE" and direct.ci_low <= 1.0
+    return direct is not None and direct.verdict in ("EQUIVALENT", "BETTER")
+
+
+def _given_less(row: TierRow, largest: TierRow, comparisons: Sequence[ComparisonResult]) -> bool:
+    """Whether a tier is shown to give less than the largest one, or was not compared with it."""
+    direct = _comparison(comparisons, row.arm, largest.arm)
+    return direct is None or direct.ci_low is None or direct.verdict == "WORSE" or direct.ci_low > 1.0
+
+
+def _apart(arm: str, largest: str, comparisons: Sequence[ComparisonResult]) -> str:
+    """That a smaller tier that pays is neither shown to give as much nor to give less."""
+    direct = _comparison(comparisons, arm, largest)
+    assert direct is not None
+    return (
+        f"{arm} pays as well and is not told apart from it (×{direct.effect:.3g}, {direct.ci_low:.3g} to "
+        f"{direct.ci_high:.3g}; as good would be within {direct.margin:.0%}): more pairs decide whether to shrink it"
+    )
+
+
+def _sound(row: TierRow, protocol: Protocol, pairs: Sequence[Pair], comparisons: Sequence[ComparisonResult]) -> bool:
+    """What the gates ask of the primary comparison's tier, asked of another: it loaded, its answers are those of its
+    own hits, and what misses is not slower by it."""
+    runs = [pair.runs[row.arm] for pair in pairs if row.arm in pair.runs]
+    answers = protocol.gates.get("answers_equal")
+    wrong = answers and wrong_answers(runs, msgspec.convert({**answers, "arm": row.arm}, AnswersEqual))
+    slower = any(
+        item.verdict == "WORSE" and item.phase == "miss"
+        for item in comparisons
+        if (item.arm, item.against) == (row.arm, protocol.control)
+    )
+    primary = next((item for item in comparisons if item.role == "primary"), None)
+    loaded = primary is not None and all(
+        risen([phase for phase in run.phases if phase.name == primary.phase], "load_bytes") for run in runs
+    )
+    return loaded and not wrong and not slower
+
+
+def _of_a_set(protocol: Protocol, pairs: Sequence[Pair]) -> str:
+    """How large the set of prefixes is for which this was shown."""
+    run = pairs[0].runs[protocol.control]
+    tokens = sum(
+        request.prompt_tokens or 0
+        for phase in run.phases
+        if phase.name in ("populate", "pressure")
+        for request in phase.requests
+    )
+    usable = run.capacity.usable_gpu_blocks * run.capacity.block_tokens
+    return f"; shown for a set of {tokens / usable:.3g} times the GPU's KV cache" if tokens and usable else ""
 
 
 def _buys(chosen: TierRow, larger: str, comparisons: Sequence[ComparisonResult]) -> str:

@@ -25,7 +25,7 @@ from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.mixes import declared_shares, saturated_phases
 from kvtrial.analysis.oddhost import class_of, odd_notes, sentences
 from kvtrial.analysis.prices import Prices
-from kvtrial.analysis.recommend import caveats_of, recommend
+from kvtrial.analysis.recommend import NEVER_PREEMPTED, caveats_of, recommend
 from kvtrial.analysis.regime import regime_of
 from kvtrial.analysis.tiers import tier_budget, with_budget
 from kvtrial.analysis.timebudget import time_budget
@@ -231,6 +231,8 @@ def _top(
     if primary is None:
         return "INCONCLUSIVE", "the protocol has no primary comparison"
     word, reason = primary.verdict, f"{describe(primary)}, {len(counted)} of {len(outcomes)} hosts"
+    if counted and all(NEVER_PREEMPTED in outcome.verdict.reason for outcome in counted.values()):
+        return "INCONCLUSIVE", f"{NEVER_PREEMPTED} on any host, so nothing is shown of {primary.arm}; {reason}"
     faults = {
         host: outcome.pairs.describe_faults() for host, outcome in outcomes.items() if outcome.pairs.engine_faults
     }

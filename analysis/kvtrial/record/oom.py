@@ -87,13 +87,18 @@ def tell_apart(
 ) -> OutOfMemory:
     """The kind of a failure. `log_class`: what the engine's log is known for. `kernel_lines`: those new since `before`.
 
-    The kernel's word outranks the engine's: an engine whose child was killed dies of that with any text. Only where the
-    kernel counted a kill on the machine and says neither of whom nor where, CUDA's own error stands. `returncode` is a
-    signal where negative. `preemptions` of the time in question count only where no memory ran out.
+    Kills of programs whose names are none of a vLLM server's are not its own, nor those in cgroups while its own
+    counted none. The kernel's word outranks the engine's: an engine whose child was killed dies of that with any text.
+    Only where the kernel counted a kill on the machine and says neither of whom nor where, CUDA's own error stands.
+    `returncode` is a signal where negative. `preemptions` of the time in question count only where no memory ran out.
     """
     lines = list(kernel_lines)
+    others = killed_others(lines)
     counted = _rise(before.cgroup_kills, after.cgroup_kills)
-    killed = _rise(before.kills, after.kills) or counted
+    if not counted and None not in (before.cgroup_kills, after.cgroup_kills):
+        others += [line for line in lines if _CGROUP.search(line) and line not in others]
+    killed = max(0, _rise(before.kills, after.kills) - len(others)) or counted
+    lines = [line for line in lines if line not in others]
     said = _kernel_word(lines)
     if counted or said or (killed and log_class not in CUDA_CLASSES):
         hits = _rise(before.cgroup_limit_hits, after.cgroup_limit_hits)

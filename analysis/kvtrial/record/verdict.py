@@ -189,7 +189,7 @@ class TierRow(Struct, frozen=True):
 
 
 class TierBudget(Struct, frozen=True):
-    """The smallest tier that pays and is not shown to give less than the largest that does; None: no tier pays."""
+    """The smallest tier shown to pay as much as the largest, within the margin; None: no tier pays."""
 
     tiers: list[TierRow]
     budget_bytes: int | None

@@ -536,3 +536,74 @@ def test_another_arm_that_is_better_too_is_named_unless_it_was_compared(verdict)
         [other, replace(other, against="more_kv", verdict="EQUIVALENT")],
     ):
         assert reason([primary, *silent]) == "more_kv is BETTER by the primary comparison and no guard is WORSE"
+
+
+@pytest.mark.parametrize("arm", ["shorter_inputs", "truncated_answers", "less_reserve"])
+def test_an_arm_of_other_sizes_alone_is_no_twin_of_the_control(arm):
+    arms = ("base", arm)
+    records = ladder_records(
+        lambda a, level, pair: preempting("base" if a == "base" else "more_kv", level, pair), 6, arms
+    )
+    found = conclude(ladder_protocol(arms), {"h1": records}, "c1")
+    assert found.verdict == "BETTER", found.reason
+    assert "noise" not in found.recommendation.reason and "spread" not in found.recommendation.action
+
+
+def calm(arm, level, pair):
+    return Shape(0, 0.001, 0.0)
+
+
+@pytest.mark.parametrize("hosts", [("h1",), ("h1", "h2", "h3")])
+def test_a_ladder_on_which_nobody_was_preempted_answers_nothing(hosts):
+    found = conclude(ladder_protocol(), {host: ladder_records(calm) for host in hosts}, "c1")
+    assert found.verdict == "INCONCLUSIVE"
+    assert found.reason.startswith("no request was preempted"), found.reason
+    assert found.recommendation.action.startswith("raise the ladder, or let the answers grow")
+    assert next(c for c in found.comparisons if c.role == "primary").verdict == "INCONCLUSIVE"
+
+
+def test_arms_that_preempt_as_often_as_the_control_are_still_equivalent():
+    alike = ladder_records(lambda arm, level, pair: preempting("base", level, pair))
+    assert conclude(ladder_protocol(), {"h1": alike}, "c1").verdict == "EQUIVALENT"
+
+
+def test_an_arm_that_has_no_line_of_its_own_is_named():
+    arms = ("base", "more_kv", "fewer_seqs", "less_reserve", "truncated_answers")
+    found = conclude(ladder_protocol(arms), {"h1": ladder_records(preempting, 6, arms)}, "c1")
+    said = ten_lines(found, "results/c1")
+    assert len(said) <= 10
+    assert all(any(arm in line for line in said) for arm in arms[1:])
+    assert said[-3].startswith("Change: also less_reserve, truncated_answers: see the report")
+
+
+def test_an_arm_that_changes_the_work_says_in_the_terminal_that_quality_was_not_compared():
+    arms = ("base", "truncated_answers")
+    records = ladder_records(
+        lambda a, level, pair: preempting("base" if a == "base" else "more_kv", level, pair), 6, arms
+    )
+    found = conclude(ladder_protocol(arms), {"h1": records}, "c1")
+    change = next(line for line in ten_lines(found, "results/c1") if line.startswith("Change: truncated_answers"))
+    assert "quality: not compared" in change
+
+
+def test_the_calm_level_of_the_service_line_lies_below_the_first_preemption():
+    def only_at_six(arm, level, pair):
+        return Shape(2, 0.001, 0.3) if level == 6 and arm == "base" else Shape(0, 0.001, 0.0)
+
+    found = conclude(ladder_protocol(), {"h1": ladder_records(only_at_six)}, "c1")
+    service = next(line for line in found.ladder.regime if line.startswith("Service: "))
+    assert "at 6 in flight" in service and "against 5 in flight" in service
+
+
+def test_an_arm_is_shown_beside_its_own_prediction(verdict):
+    text = change_sentences(
+        replace(next(a for a in verdict.ladder.arms if a.arm == "more_kv"), onset_predicted=[9, 9]),
+        replace(verdict.ladder.arms[0], onset_measured=None),
+    )[0]
+    assert "no preemption on this ladder (predicted 9, control none)" in text
+
+
+def test_a_ladder_of_several_hosts_names_the_one_that_it_is_of():
+    hosts = {host: ladder_records() for host in ("h1", "h2", "h3")}
+    line = next(text for text in ten_lines(conclude(ladder_protocol(), hosts, "c1"), "r") if text.startswith("Ladder"))
+    assert line.startswith("Ladder of h1, one of 3 hosts: Preemption begins")

@@ -337,9 +337,79 @@ def test_the_container_inventorys_sizes_preempt_on_its_gpu():
     assert stored < 0.8 * sizes["tier_bytes"]
 
 
-def test_two_gpus_run_what_needs_two():
-    protocol = only_arms(load_protocol("preemption_ladder", PROTOCOLS), ["tensor_parallel"])
+@pytest.mark.parametrize("arm", ["tensor_parallel", "second_replica"])
+def test_two_gpus_run_what_needs_two_and_one_does_not(arm):
+    protocol = only_arms(load_protocol("preemption_ladder", PROTOCOLS), [arm])
     refuse_arms("h1", cpu_host(backend="cuda", facts={"gpus": [{}, {}]}), protocol)
+    with pytest.raises(UnusableInput, match="it needs 2 GPUs, this host has 1"):
+        refuse_arms("h1", cpu_host(backend="cuda", facts={"gpus": [{}]}), protocol)
+
+
+@pytest.mark.parametrize(("args", "async_off"), [({}, False), ({"no-async-scheduling": True}, True)])
+def test_a_scheduler_a_step_ahead_takes_a_slot_more_of_answers_that_end_by_their_stop(args, async_off):
+    """128 in and 385 out end at 512 tokens, 32 blocks of 16; the slot beyond is in a 33rd, and 4 overrun 128."""
+    args = {"block-size": 16, "max-num-seqs": 16, **args}
+    sizes = {"gpu_blocks": 129, "prompt_tokens": 128, "output_tokens": 385, "more_gpu_blocks": 257, "fewer_seqs": 3}
+    host = {"backend": "cuda", "vllm_version": "0.32.0", "engine_args": args, "sizes": sizes}
+    ladder = planned(host=host).hosts[0].ladder
+    assert ladder.onset["base"].last_safe == (4 if async_off else 3)
+
+
+LENGTHS = """
+schema_version: "1.0"
+name: mine
+extends: preemption_ladder
+workloads:
+  load: {kind: lengths, requests: 20, prompt_tokens: 257, output_tokens: 255, shared_prefix_tokens: %d}
+phases:
+  - {name: warmup, block: warmup, prompts: warm, salt: warm, max_tokens: $warmup_tokens}
+  - {name: load, block: ladder, workload: load, salt: load}
+"""
+
+
+def test_requests_of_a_ladder_that_share_a_prefix_are_refused(tmp_path):
+    mine = tmp_path / "mine.yml"
+    mine.write_text(LENGTHS % 192)
+    with pytest.raises(UnusableInput, match="the requests of phase load begin with the same 192 tokens, and a ladder"):
+        planned(protocol=str(mine))
+    mine.write_text(LENGTHS % 16)  # half a block of 32: nothing is found of it
+    assert planned(protocol=str(mine)).hosts[0].ladder.onset["base"].kind == "exact"
+
+
+def test_prompts_of_a_ladder_that_are_sent_twice_are_refused(tmp_path):
+    mine = tmp_path / "mine.yml"
+    talks = "{kind: conversations, conversations: 12, turns: 2, question_tokens: 64, answer_tokens: 256}"
+    mine.write_text(re.sub(r"\{kind: lengths.*", talks, LENGTHS))
+    with pytest.raises(UnusableInput, match="phase load repeat a prompt, or go on from one"):
+        planned(protocol=str(mine))
+
+
+@pytest.mark.parametrize(
+    ("args", "version", "said"),
+    [
+        ({"watermark": "0.5"}, "0.32.0", "arm base: --watermark keeps blocks free"),
+        ({"no-scheduler-reserve-full-isl": True}, "0.32.0", "--no-scheduler-reserve-full-isl lets a prompt in before"),
+        ({"scheduler-reserve-full-isl": False}, "0.32.0", "--no-scheduler-reserve-full-isl lets a prompt in before"),
+        ({"long-prefill-token-threshold": 64}, "0.32.0", "--long-prefill-token-threshold lets a long prompt in"),
+        ({"speculative-config": {"method": "ngram"}}, "0.32.0", "--speculative-config takes blocks for drafted"),
+        ({}, "0.18.0", "vLLM 0.18.0 lets a prompt in before all of it has room"),
+    ],
+)
+def test_a_ladder_whose_onset_can_not_be_predicted_is_refused_by_the_option(args, version, said):
+    host = cpu_host().engine_args | args
+    with pytest.raises(UnusableInput, match=re.escape(said)):
+        planned(host={"engine_args": host, "vllm_version": version})
+    # Given so that they change nothing they forbid nothing.
+    planned(host={"engine_args": cpu_host().engine_args | {"watermark": 0, "scheduler-reserve-full-isl": True}})
+
+
+def test_a_ladder_beyond_the_sequences_that_an_engine_may_run_by_itself_needs_them_set():
+    args = {name: value for name, value in cpu_host().engine_args.items() if name != "max-num-seqs"}
+    wide = {"gpu_blocks": 501, "more_gpu_blocks": 1001, "prompt_tokens": 60, "output_tokens": 64, "requests": 300}
+    host = {"engine_args": args, "sizes": wide}
+    with pytest.raises(UnusableInput, match="max-num-seqs is not set, of which the engine may take 128; set max-num"):
+        planned(host=host)
+    assert planned(host={"engine_args": args}).hosts[0].ladder.levels
 
 
 def test_a_smaller_model_is_served_under_the_same_name_and_sent_the_same():
@@ -617,3 +687,10 @@ def test_a_profile_has_a_name():
 def test_an_arm_that_is_named_twice_is_refused():
     with pytest.raises(UnusableInput, match="arm more_kv is asked for 2 times; name each arm once"):
         only_arms(load_protocol("preemption_ladder", PROTOCOLS), ["more_kv", "fewer_seqs", "more_kv"])
+
+
+def test_the_kv_cache_of_the_largest_arm_counts_as_ram_on_a_cpu_host():
+    facts = {"ram_available_bytes": 16 * 2**30, "ram_total_bytes": 16 * 2**30}
+    assert planned(host={"facts": facts}).hosts[0].launches
+    with pytest.raises(UnusableInput, match="KV cache 1638400000000, .*lower the size of the KV cache or tier_bytes"):
+        planned(host={"facts": facts, "sizes": {"more_gpu_blocks": 100_000_000}})

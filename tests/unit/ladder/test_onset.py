@@ -87,10 +87,32 @@ def test_up_to_the_last_safe_level_no_budget_of_a_step_preempts(length, pool, bu
 @pytest.mark.parametrize(("pool", "high"), [(84, 6), (80, 5)])
 def test_an_onset_is_exact_only_if_a_first_request_one_step_early_does_not_move_it(pool, high):
     """256 in and 258 out take a 17th block for the last token alone: of 5 that lack one block the first has gone."""
-    early = [replay_preemptions([Length(256, 258)] * 5, 5, pool, BLOCK, first_alone_steps=alone) for alone in (0, 1)]
+    early = [replay_preemptions([Length(256, 258)] * 5, 5, pool, BLOCK, early_steps=alone) for alone in (0, 1)]
     found = predict_onset([Length(256, 258)] * 8, pool, BLOCK, 16, 4096)
     assert (found.low, found.high, found.last_safe) == (5, high, 4)
     assert (found.kind == "exact") == all(early)
+
+
+@pytest.mark.parametrize(
+    ("length", "pool", "block"),
+    [(Length(256, 33), 83, 32), (Length(64, 16), 45, 16)],
+    ids=["measured 10 to 16 on the CPU engine", "six before four"],
+)
+def test_an_onset_is_not_exact_where_it_depends_on_who_is_early(length, pool, block):
+    found = predict_onset([length] * 20, pool, block, 64, 8192)
+    assert (found.kind, found.low) == ("range", found.last_safe + 1)
+    assert found.high > found.low
+
+
+@given(lengths, st.integers(1, 60), st.sampled_from([16, 32]), st.integers(0, 40), st.integers(0, 4))
+@settings(max_examples=150, deadline=None)
+def test_where_an_onset_is_exact_it_does_not_matter_who_is_early(length, pool, block, early, steps):
+    assume(blocks_at_end(length, block) <= pool)
+    found = predict_onset([length] * 60, pool, block, batched_tokens=100_000)
+    assume(found.kind == "exact")
+    for level, preempts in ((found.last_safe, False), (found.low, True)):
+        sent = [length] * level
+        assert (replay_preemptions(sent, level, pool, block, early_steps=steps, early=early) > 0) == preempts
 
 
 def test_half_of_the_answer_is_the_wrong_measure():
@@ -160,6 +182,16 @@ def test_where_more_requests_would_only_queue_they_are_not_asked_for(lengths, ru
     assert found.kind == "never" and found.why.endswith("so requests queue and none is preempted")
 
 
+def test_a_mix_that_fits_with_more_in_flight_than_are_replayed_is_not_said_to_queue():
+    """12,000 blocks hold any 356 to their end, and the prompts of 1,500; 400 are replayed."""
+    lengths = [Length(128, 64 + (97 * number) % 385) for number in range(1600)]
+    found = predict_onset(lengths, 12_000, 16, 2048, 200_000)
+    assert (found.kind, found.low, found.high) == ("range", found.last_safe + 1, 1500)
+    assert found.last_safe == 356
+    assert "queue" not in found.why and "with 400 a replay of the first 400 does not preempt" in found.why
+    assert predict_onset(lengths, 12_000, 16, 450, 200_000).kind == "never"
+
+
 def test_a_request_that_does_not_fit_alone_is_refused():
     with pytest.raises(UnusableInput, match="takes 70 blocks of 32 tokens at its end, the KV cache has 64"):
         predict_onset([Length(1000, 1241)], POOL, BLOCK)
@@ -216,4 +248,4 @@ def test_answers_so_short_that_the_first_is_over_before_the_last_prompt_is_in_ge
     """A first request that begins a step early takes the last free block, and the last prompt waits instead."""
     found = predict_onset([length] * 24, blocks, 16, 64, 2048)
     assert (found.kind, found.low, found.last_safe) == ("range", safe + 1, safe)
-    assert found.high > found.low and "come in over up to 2 steps" in found.why
+    assert found.high > found.low and "some begin up to 4 steps before the others" in found.why

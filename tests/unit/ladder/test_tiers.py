@@ -33,7 +33,16 @@ def test_tiers_are_so_many_times_the_usable_gpu_cache_in_whole_chunks(protocol):
 SOME_PAY = {"tier_4x": "BETTER", "tier_2x": "BETTER", "tier_1_2x": "INCONCLUSIVE"}
 
 
-def judged(protocol, words, against_largest="EQUIVALENT", low=0.97, idle=()):
+def _broken(phase, fault):
+    """The return with answers that are not those of the GPU's own hits, or without a byte loaded."""
+    if phase.name != "return":
+        return phase
+    if fault == "loads":
+        return replace(phase, after=phase.after | {"load_bytes": phase.before["load_bytes"]})
+    return replace(phase, requests=[replace(request, answer_sha256="0" * 64) for request in phase.requests])
+
+
+def judged(protocol, words, against_largest="EQUIVALENT", low=0.97, idle=(), broken=""):
     """The budget where the arms' primary comparisons have these words, and tiers that are `idle` gave nothing back."""
     runs = honest_records(1)
     gpu = 192 * 32 * 4096
@@ -44,6 +53,8 @@ def judged(protocol, words, against_largest="EQUIVALENT", low=0.97, idle=()):
             replace(phase, after=phase.after | {"load_bytes": phase.before.get("load_bytes")}) if arm in idle else phase
             for phase in runs[1].phases
         ]
+        if arm == "tier_2x" and broken in ("answers", "loads"):
+            phases = [_broken(phase, broken) for phase in phases]
         pair[arm] = replace(runs[1], arm=arm, capacity=capacity, phases=phases)
     comparisons = []
     for declared in protocol.comparisons:
@@ -53,6 +64,8 @@ def judged(protocol, words, against_largest="EQUIVALENT", low=0.97, idle=()):
                 result = replace(result, verdict=words[declared.arm], effect=0.2, ci_low=0.18, ci_high=0.22)
             else:
                 result = replace(result, verdict=against_largest, effect=1.0, ci_low=low, ci_high=1.04)
+        if broken == "misses" and (declared.arm, declared.phase) == ("tier_2x", "miss"):
+            result = replace(result, verdict="WORSE")
         comparisons.append(result)
     return tier_budget(protocol, [Pair(1, pair)], comparisons)
 
@@ -104,10 +117,24 @@ def test_the_recommendation_pins_the_tier_that_it_names(protocol):
     assert [name for name in pins if name.startswith("arm ")] == ["arm tier_2x"]
 
 
-def test_what_an_undecided_comparison_says_of_a_larger_tier_is_not_that_it_buys_nothing(protocol):
-    advice = judged(protocol, SOME_PAY, "INCONCLUSIVE").advice
-    assert "tier_4x is not shown to buy more (×1, 0.97 to 1.04): shrink it to that" in advice
-    assert "buys nothing more" not in advice
+def test_a_tier_that_is_not_told_apart_from_the_largest_is_no_budget_yet(protocol):
+    """A wide interval says neither that it gives as much nor that it gives less."""
+    budget = judged(protocol, SOME_PAY, "INCONCLUSIVE")
+    assert budget.budget_bytes == 4 * 192 * 32 * 4096
+    assert (
+        "tier_2x pays as well and is not told apart from it (×1, 0.97 to 1.04; as good would be within" in budget.advice
+    )
+    assert "buys nothing more" not in budget.advice and "shrink it to that" not in budget.advice
+
+
+@pytest.mark.parametrize("fault", ["answers", "loads", "misses"])
+def test_a_smaller_tier_is_held_against_what_the_largest_is_held_against(protocol, fault):
+    assert judged(protocol, SOME_PAY).budget_bytes == 2 * 192 * 32 * 4096
+    assert judged(protocol, SOME_PAY, broken=fault).budget_bytes == 4 * 192 * 32 * 4096
+
+
+def test_the_advice_names_the_set_for_which_it_was_shown(protocol):
+    assert "; shown for a set of " in judged(protocol, SOME_PAY).advice
 
 
 def test_other_protocols_have_no_budget():

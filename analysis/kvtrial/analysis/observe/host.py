@@ -167,7 +167,7 @@ def _killed(facts: HostFacts) -> Iterator[Finding]:
     none = MemoryCounters(None, None, None)
     others = killed_others(facts.kernel_lines)
     yield from another_process_killed(others)
-    told = tell_apart(None, none, none, [line for line in facts.kernel_lines if line not in others])
+    told = tell_apart(None, none, none, facts.kernel_lines)
     kills = facts.cgroup_oom_kills or 0
     if told.kind == "none" and not kills:
         return

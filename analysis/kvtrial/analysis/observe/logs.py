@@ -91,7 +91,7 @@ def _killed(log: Log) -> Iterator[Finding]:
     kernel = [line for line in log.text.splitlines() if "Killed process" in line]
     others = killed_others(kernel)
     yield from another_process_killed(others)
-    told = tell_apart(None, _NO_COUNTERS, _NO_COUNTERS, [line for line in kernel if line not in others])
+    told = tell_apart(None, _NO_COUNTERS, _NO_COUNTERS, kernel)
     if told.kind == "none":
         return
     yield Finding(
