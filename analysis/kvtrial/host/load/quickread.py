@@ -31,6 +31,7 @@ _EVENT = re.compile(
 _TEXT_KEY = b'"text":"'
 _IDS_KEY = b'"token_ids":['
 _TEXTS_AND_IDS = re.compile(rb"(?:" + _TEXT + rb"\t(?:0|[1-9][0-9]{0,8})\n)*+")
+_PLAIN = bytes(byte for byte in range(32, 256) if byte not in b'"\\')
 _cut = cast(Callable[[bytes, slice], bytes], getitem)
 _AT_ONCE = 128
 _AT_ONCE_AFTER_A_FAILURE = 8
@@ -248,7 +249,16 @@ def _ids_of(shape: _Shape, body: bytes, at: int, chunks: list[bytes], sizes: lis
     expected_bytes = len(joined) - len(sizes) * (len(shape.between) - 1)
     if len(texts_and_ids) != expected_bytes:
         texts_and_ids = joined.replace(shape.between, b"\t")
-    if len(texts_and_ids) != expected_bytes or not _TEXTS_AND_IDS.fullmatch(texts_and_ids):
+    if len(texts_and_ids) != expected_bytes or not _are_texts_and_ids(texts_and_ids, len(sizes)):
         return None
     ids = texts_and_ids.replace(b"\t", b"\n").split(b"\n")[1::2]
-    return _ids_decoder.decode(b"[" + b",".join(ids) + b"]") if len(ids) == len(sizes) else None
+    try:
+        decoded = _ids_decoder.decode(b"[" + b",".join(ids) + b"]")
+    except msgspec.DecodeError:
+        return None
+    return decoded if len(ids) == len(sizes) == len(decoded) else None
+
+
+def _are_texts_and_ids(lines: bytes, count: int) -> bool:
+    """Whether the lines are `count` times a text that may stand in JSON, a tab, and what may be an id."""
+    return lines.translate(None, _PLAIN) == b"\t\n" * count or _TEXTS_AND_IDS.fullmatch(lines) is not None
