@@ -5,21 +5,26 @@ KVTRIAL_BENCH_CLIENT="python tests/bench/slow_client.py" make bench-client QUICK
 
 import json
 import sys
+from collections.abc import Generator
 
 from kvtrial.host.load import client
 from kvtrial.host.load import connection as planted
 
 _EVENT = json.dumps({"choices": [{"index": 0, "text": " x", "token_ids": [1], "logprobs": None}], "model": "m" * 150})
-_honest = planted.Connection.data_received
+_honest = planted.receiving
 
 
-def _slow(self: planted.Connection, data: bytes) -> None:
-    for _ in range(100):
-        json.loads(_EVENT)
-    _honest(self, data)
+def _slow(connection: planted.Connection, response: planted.Response) -> Generator[None, bytes, None]:
+    honest = _honest(connection, response)
+    next(honest)
+    while True:
+        data = yield
+        for _ in range(100):
+            json.loads(_EVENT)
+        honest.send(data)
 
 
-planted.Connection.data_received = _slow  # type: ignore[method-assign]
+planted.receiving = _slow
 
 if __name__ == "__main__":
     sys.exit(client.main(sys.argv[1:]))

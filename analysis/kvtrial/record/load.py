@@ -27,7 +27,7 @@ ErrorClass = Literal[
     "deadlock",
 ]
 
-_ZSTD_LEVEL = 3
+_ZSTD_LEVEL = 1
 _READ_BYTES = 1 << 18
 
 

@@ -13,7 +13,7 @@ STUCK = "vllm:num_requests_running 0.0\nvllm:num_requests_waiting 2.0\n"
 BUSY = "vllm:num_requests_running 1.0\nvllm:num_requests_waiting 2.0\n"
 MUTE = Script(first_seconds=60.0)
 STALL = Script(ending="stall")
-LIMITS: dict[str, Any] = {"deadlock_seconds": 0.4, "idle_timeout_seconds": 1.0}
+LIMITS: dict[str, Any] = {"deadlock_seconds": 0.2, "idle_timeout_seconds": 0.6}
 
 
 def requests(count: int) -> list[RequestSpec]:
@@ -63,10 +63,10 @@ def test_a_deadlock_that_resolves_itself_is_none() -> None:
 
 
 def test_an_engine_that_streams_is_never_asked() -> None:
-    with StampedServer(lambda body: Script(token_groups=((1,),) * 30, gap_seconds=0.05)) as server:
+    with StampedServer(lambda body: Script(token_groups=((1,),) * 20, gap_seconds=0.05)) as server:
         planted(server, STUCK)
-        # Longer than the 1.2 s of silence after which it would be asked.
-        results = load(server.base_url, requests(2), 2, deadlock_seconds=2.4).results
+        # Longer than the 0.8 s of silence after which it would be asked.
+        results = load(server.base_url, requests(2), 2, deadlock_seconds=1.6).results
         assert server.asked == []
     assert [result.error for result in results] == [None] * 2
 

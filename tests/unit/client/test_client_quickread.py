@@ -100,7 +100,36 @@ def test_what_it_says_of_a_damaged_stream_is_what_the_general_readers_say(
         assert found == generally(pieces)
 
 
+@given(st.lists(st.tuples(IDS, TEXTS), min_size=2, max_size=12), st.data())
+def test_what_it_says_of_reads_of_one_event_each_is_what_the_general_readers_say(
+    tokens: list[tuple[int, str]], data: st.DataObject
+) -> None:
+    pieces = [*map(chunk, whole([i for i, _ in tokens], [t for _, t in tokens])), b"0\r\n\r\n"]
+    for _ in range(data.draw(st.integers(0, 2))):
+        number = data.draw(st.integers(0, len(pieces) - 1))
+        at = data.draw(st.integers(0, len(pieces[number]) - 1))
+        put = data.draw(st.sampled_from([b"", b"\t", b"\n", b"[", b"1", b",", b" ", b'"', b"\\", b"\xff"]))
+        pieces[number] = pieces[number][:at] + put + pieces[number][at + data.draw(st.integers(0, 1)) :]
+    found = quickly(pieces)
+    if found is not None:
+        assert found == generally(pieces)
+
+
+BETWEEN = b'","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":['
+
 ODD: dict[str, list[bytes]] = {
+    "a tab for what is between": [event([1]), event([2]), event([3]).replace(BETWEEN, b"\t"), event([4]), b"[DONE]"],
+    "a tab, and what is between twice": [
+        event([1]),
+        event([2]).replace(BETWEEN, b"\t"),
+        event([3]).replace(BETWEEN, BETWEEN + BETWEEN),
+        event([4]),
+        b"[DONE]",
+    ],
+    "two ids among single ones": [event([1]), event([2]), event([3, 4]), event([5]), b"[DONE]"],
+    "an id with a blank": [event([1]), event([2]), event([3]).replace(b"[3]", b"[ 3]"), event([4]), b"[DONE]"],
+    "an id with a fraction": [event([1]), event([2]), event([3]).replace(b"[3]", b"[3.0]"), event([4]), b"[DONE]"],
+    "brackets in texts": [event([1]), event([2], "["), event([3], "x[[y"), event([4]), b"[DONE]"],
     "an end in every event": [event([1], "a", "stop"), event([2], "b", "stop"), b"[DONE]"],
     "usage in every event": [event([1], usage=USAGE), event([2], usage=USAGE), event([3], usage=USAGE), b"[DONE]"],
     "an error in every event": [event([1], error={"message": "m", "code": 5})] * 2 + [b"[DONE]"],

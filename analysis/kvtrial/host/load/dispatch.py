@@ -82,7 +82,7 @@ class Phase:
         self._in_flight: set[Exchange] = set()
         self._idle: list[list[Connection]] = [[] for _ in addresses]
         self._connections: set[Connection] = set()
-        self._unread: deque[Exchange] = deque()
+        self._unread: deque[tuple[Exchange, int]] = deque()
         self._unread_bytes = 0
         self._finished = 0
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -333,7 +333,8 @@ class Phase:
             self._busy[exchange.engine] -= 1
         if self._stopped:
             return
-        self._unread.append(exchange)
+        size = _size_of(exchange)
+        self._unread.append((exchange, size))
         self._finished += 1
         for number, pause_ns in self._spool.followers(exchange.number):
             heapq.heappush(self._pausing, (now_ns + pause_ns, number))
@@ -344,7 +345,7 @@ class Phase:
             self._dispatch_due()
         exchange.wire = b""
         self._meter.received(len(exchange.response.reads))
-        self._unread_bytes += _size_of(exchange)
+        self._unread_bytes += size
         if self._unread_bytes > BUFFER_LIMIT_BYTES:
             self._read_in_the_phase()
         if over and not self._over.done():
@@ -395,7 +396,7 @@ class Phase:
         """Mind the size of a response; look for an end that its last read did not show, once it has fallen silent."""
         response = exchange.response
         try:
-            response.measure()
+            response.mind_its_size()
             if silent_ns > QUIET_NS and response.unframed:
                 response.frame()
         except MalformedResponse as problem:
@@ -462,8 +463,8 @@ class Phase:
             self._timers["read"] = self._loop.call_later(READ_EVERY_SECONDS, self._read_some)
 
     def _read_next(self) -> None:
-        exchange = self._unread.popleft()
-        self._unread_bytes -= _size_of(exchange)
+        exchange, size = self._unread.popleft()
+        self._unread_bytes -= size
         self._on_result(result_of(exchange, self._began_ns, self._spool))
 
 

@@ -49,15 +49,19 @@ def steal_share(before: tuple[int, int] | None, after: tuple[int, int] | None) -
 
 @contextmanager
 def quiet_collector() -> Iterator[None]:
-    """Keep the cyclic garbage collector off: everything alive is frozen, and it is on again afterwards if it was."""
-    was_enabled = gc.isenabled()
+    """Keep the cyclic garbage collector off: everything alive is frozen. Afterwards it is as it was.
+
+    Where something was frozen before, all stays so: what is whose cannot be told apart.
+    """
+    was_enabled, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
         if was_enabled:
             gc.enable()
 

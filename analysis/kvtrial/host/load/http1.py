@@ -12,6 +12,9 @@ import msgspec
 HEADER_LIMIT_BYTES = 64 << 10
 BODY_LIMIT_BYTES = 256 << 20
 
+READ_LIMIT_BYTES = 256 << 10
+"""No loop reads more at once: asyncio 256 KiB, uvloop 256,000 bytes."""
+
 END_OF_MESSAGE = b"\r\n\r\n"
 """A chunked message ends so, trailers or not. An event in its chunk ends otherwise: `\\n\\n\\r\\n`."""
 
@@ -108,13 +111,22 @@ class Response:
             at -= 1
         return tail.endswith(_END_OF_STREAM)
 
+    def count(self, received_bytes: int) -> None:
+        """Be told how many bytes all reads so far have."""
+        self.received_bytes = received_bytes
+        self._sized = len(self.reads)
+
     def measure(self) -> int:
         """Bytes received so far. Raises MalformedResponse past the limit of a body."""
-        self.received_bytes += sum(map(len, self.reads[self._sized :]))
-        self._sized = len(self.reads)
+        self.count(self.received_bytes + sum(map(len, self.reads[self._sized :])))
         if self.received_bytes > BODY_LIMIT_BYTES + HEADER_LIMIT_BYTES:
             raise MalformedResponse(f"a body of more than {BODY_LIMIT_BYTES} bytes")
         return self.received_bytes
+
+    def mind_its_size(self) -> None:
+        """Raise MalformedResponse past the limit of a body. Looks at no read while they can't be that many bytes."""
+        if self.received_bytes + READ_LIMIT_BYTES * (len(self.reads) - self._sized) > BODY_LIMIT_BYTES:
+            self.measure()
 
     @property
     def unframed(self) -> bool:

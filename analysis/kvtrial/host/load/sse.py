@@ -6,8 +6,8 @@ there.
 """
 
 import hashlib
-import itertools
 from collections.abc import Iterable
+from operator import sub
 
 import msgspec
 
@@ -237,8 +237,9 @@ def token_gaps_us(stamps_ns: list[int]) -> list[int]:
     """Gaps between successive stamps (ns, ascending) in whole microseconds; their sum is (last - first) // 1000."""
     if not stamps_ns:
         return []
-    since_first = [(stamp - stamps_ns[0]) // 1000 for stamp in stamps_ns]
-    return [later - earlier for earlier, later in itertools.pairwise(since_first)]
+    first_ns = stamps_ns[0]
+    since_first = [(stamp - first_ns) // 1000 for stamp in stamps_ns]
+    return list(map(sub, since_first[1:], since_first))
 
 
 def sha256_of_tokens(token_ids: list[int]) -> str:
