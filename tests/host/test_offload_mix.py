@@ -34,7 +34,7 @@ def phase_of(record, name):
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_sweep_loads_exactly_the_declared_share_and_passes_its_gates(trial):
-    trial = trial(runs=2, protocol="offload_mix", sizes=MIX, slowdown=2)
+    trial = trial(runs=2, protocol="offload_mix", sizes=MIX)
     trial.run()
     records = trial.records()
     assert [record.outcome for record in records] == ["completed"] * 2
@@ -98,7 +98,7 @@ def replay(tmp_path: Path, lines: list[dict[str, object]]) -> Trial:
     """A trial of one pair that replays a trace, prepared as the controller does it and shipped by hand."""
     trace = tmp_path / "requests.jsonl"
     trace.write_text("\n".join(json.dumps(line) for line in lines))
-    request = {**request_for(tmp_path, slowdown=2, protocol="offload_mix", sizes=MIX), "trace": str(trace)}
+    request = {**request_for(tmp_path, protocol="offload_mix", sizes=MIX), "trace": str(trace)}
     directory = Path(prepare(request)["directory"])
     trial = Trial(tmp_path / "campaigns" / "trace", read_campaign(directory).plan, 2)
     shutil.copytree(directory / "workloads", trial.folder.directory / "workloads")
