@@ -54,10 +54,10 @@ def test_an_engine_that_is_merely_slow_or_dead_is_no_deadlock(page: str, health:
 
 
 def test_a_deadlock_that_resolves_itself_is_none() -> None:
-    with StampedServer(lambda body: Script(first_seconds=0.9)) as server:
+    with StampedServer(lambda body: Script(first_seconds=0.6)) as server:
         planted(server, STUCK)
-        # 0.9 s of silence: asked from 0.6 s on, and not stuck for as long as 1.2 s.
-        results = load(server.base_url, requests(2), 1, deadlock_seconds=1.2).results
+        # 0.6 s of silence: asked from 0.4 s on, and not stuck for as long as 0.8 s.
+        results = load(server.base_url, requests(2), 1, deadlock_seconds=0.8).results
         assert "/metrics" in server.asked
     assert [result.error for result in results] == [None] * 2
 
