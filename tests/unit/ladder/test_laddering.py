@@ -692,5 +692,5 @@ def test_an_arm_that_is_named_twice_is_refused():
 def test_the_kv_cache_of_the_largest_arm_counts_as_ram_on_a_cpu_host():
     facts = {"ram_available_bytes": 16 * 2**30, "ram_total_bytes": 16 * 2**30}
     assert planned(host={"facts": facts}).hosts[0].launches
-    with pytest.raises(UnusableInput, match="KV cache 1638400000000, .*lower the size of the KV cache or tier_bytes"):
+    with pytest.raises(UnusableInput, match=r"KV cache 1638400000000, .*lower the size of the KV cache or tier_bytes"):
         planned(host={"facts": facts, "sizes": {"more_gpu_blocks": 100_000_000}})
