@@ -162,7 +162,10 @@ def _link(path):
 
 
 def module_opens(sys="/sys/module"):
-    """How many open files the kernel counts on the driver's modules: their references but for those of each other."""
+    """How many open files the kernel counts on the driver's modules: their references but for those of each other.
+
+    0 where the kernel can't unload modules, as that of the host with an H200 that was looked at: it keeps no count.
+    """
     opens = 0
     for name in MODULES:
         count = processes.read_text(os.path.join(sys, name, "refcnt"), 64).strip()
@@ -191,12 +194,13 @@ def why_unknown(smi_error, loaded, found, opens):
     if not smi_error or not loaded:
         return ""
     if found["unreadable"]:
-        return "nvidia-smi fails (%s), and %d processes do not show their open files" % (smi_error, found["unreadable"])
+        hidden = found["unreadable"]
+        others = "1 process does not show its" if hidden == 1 else "%d processes do not show their" % hidden
+        return "nvidia-smi fails (%s), and %s open files" % (smi_error, others)
     if opens > found["handles"]:
-        return "nvidia-smi fails (%s), and the loaded module has %d users more than processes show" % (
-            smi_error,
-            opens - found["handles"],
-        )
+        more = opens - found["handles"]
+        users = "1 user" if more == 1 else "%d users" % more
+        return "nvidia-smi fails (%s), and the loaded module has %s more than processes show" % (smi_error, users)
     return ""
 
 
