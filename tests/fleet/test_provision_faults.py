@@ -195,6 +195,25 @@ def test_another_kernel_is_not_let_in(site: Site) -> None:
     assert f"Pin: version {MID}-*" in site.host.sh(PINS)
 
 
+def test_a_kernel_that_comes_all_the_same_is_noticed_before_a_reboot(site: Site) -> None:
+    """Not by apt, which said what it would do: a hook of somebody's brings it while apt installs the driver."""
+    site.supplies.repository.add(Deb("linux-image-standin", "1-1"))
+    site.host.sh("apt-get update -q 2>/dev/null; cd /var/tmp; apt-get -q download linux-image-standin 2>/dev/null")
+    deb = "/var/tmp/linux-image-standin_*.deb"
+    hook = f"[ ! -e {deb} ] || DPKG_FRONTEND_LOCKED=1 dpkg -i {deb}"
+    site.host.write("/etc/apt/apt.conf.d/99standin-hook", f'DPkg::Post-Invoke {{ "{hook}"; }};\n')
+    boot = site.host.sh("cat /proc/sys/kernel/random/boot_id; stat -c %Y /run/systemd")
+    answer = site.refusal(**CHANGE)
+    site.host.sh(f"rm {deb} /etc/apt/apt.conf.d/99standin-hook")
+    assert (
+        "h1: the installed kernels changed with the driver (none to linux-image-standin=1-1); put the former" in answer
+    )
+    assert answer.endswith("The host was not rebooted.")
+    assert boot == site.host.sh("cat /proc/sys/kernel/random/boot_id; stat -c %Y /run/systemd")
+    site.host.sh("dpkg --purge linux-image-standin")
+    assert READY in site.refusal(vllm_lock="/nonexistent") and site.driver() == MID
+
+
 def with_fields(version: str, name: str, fields: str) -> list[Deb]:
     """The driver of a version, one of whose packages says more in its control file."""
     return [Deb(d.name, d.version, d.fields + fields if d.name == name else d.fields, d.files, d.links)
