@@ -56,7 +56,12 @@ def fabric(state: str) -> dict:
 
 def simulation(said: str, rc: int = 0) -> dict:
     """What apt-get --simulate printed."""
-    return {"__nvidia_driver_simulation": {"rc": rc, "stdout": said, "stderr": ""}}
+    return {"__nvidia_driver_simulation": {"rc": rc, "stdout": said, "stderr": "E: broken" if rc else ""}}
+
+
+def listed(said: str, rc: int = 0) -> dict:
+    """What apt-get update printed."""
+    return {"__nvidia_driver_update": {"rc": rc, "stdout": "", "stderr": said}}
 
 
 def after(**facts: object) -> dict:
@@ -131,7 +136,7 @@ CASES: dict[str, tuple[str, dict, dict, str]] = {
         "simulated",
         {},
         simulation(" libcuda1 : Depends: libnvidia-ml1 but it is not installable\n", rc=100),
-        "libcuda1 : Depends: libnvidia-ml1 but it is not installable; compare nvidia_driver_version",
+        "libcuda1 : Depends: libnvidia-ml1 but it is not installable; E: broken; compare",
     ),
     "other-kernel": (
         "simulated",
@@ -159,7 +164,32 @@ CASES: dict[str, tuple[str, dict, dict, str]] = {
         simulation("Purg nvidia-driver-cuda [580.95.05-1]\nPurg cuda [13.0]\n"),
         "with the driver apt would remove cuda too, which needs it and is not of it; remove it yourself",
     ),
-    "removal-fails": ("removable", {}, simulation("E: broken\n", rc=100), "apt can't".replace("'", "''")),
+    "removal-fails": (
+        "removable",
+        {},
+        {**simulation("", rc=100), "nvidia_driver_manage": True},
+        "nvidia-driver-cuda: E: broken.",
+    ),
+    "list": ("listed", {}, listed("Get:1 https://mirror InRelease\n"), ""),
+    "list-not-signed": (
+        "listed",
+        {},
+        listed("W: GPG error: https://mirror InRelease: NO_PUBKEY 0\nE: The repository is not signed.\n", rc=100),
+        "s repository: W: GPG error: https://mirror InRelease: NO_PUBKEY 0; E: The repository is",
+    ),
+    # apt ends well where a mirror only did not answer.
+    "list-not-fetched": (
+        "listed",
+        {},
+        listed("W: Failed to fetch https://mirror/InRelease  Could not connect\n"),
+        "Could not connect. Nothing was installed, and the driver and its preference are left as they were",
+    ),
+    "list-locked": (
+        "listed",
+        {},
+        listed("E: Could not get lock /var/lib/apt/lists/lock. It is held by process 9 (apt-get)\n", rc=100),
+        "It is held by process 9 (apt-get). Nothing was installed",
+    ),
     "kernel-came": (
         "installed",
         {"kernels": ["linux-image-a=1"]},
@@ -188,7 +218,7 @@ CASES: dict[str, tuple[str, dict, dict, str]] = {
 }
 
 
-PARTS = ("refusals", "settings", "verify", "simulated", "removable", "installed")
+PARTS = ("refusals", "settings", "verify", "listed", "simulated", "removable", "installed")
 
 
 def role(part):
