@@ -243,7 +243,10 @@ def test_what_is_not_the_drivers_does_not_make_it_due(site: Site) -> None:
     )
     boot = site.host.sh("cat /proc/sys/kernel/random/boot_id; stat -c %Y /run/systemd")
     # A change would be refused: the host isn't drained.
-    assert READY in site.refusal(kvtrial_host_drained=False, vllm_lock="/nonexistent")
+    site.plays.set("h1", kvtrial_host_drained=False, vllm_lock="/nonexistent")
+    done = site.plays.play(PROVISION, fails=True)
+    site.plays.set("h1")
+    assert READY in last_line(done) and recap(done)["h1"]["changed"] == 0
     asked = "dpkg-query -W -f '${db:Status-Status} ${Version} ' bystander nvidia-settings"
     assert site.host.sh(asked) == "unpacked 2-1 installed 535.171.04-1"
     assert boot == site.host.sh("cat /proc/sys/kernel/random/boot_id; stat -c %Y /run/systemd")
