@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 
 
@@ -27,7 +28,8 @@ class ActionModule(ActionBase):
             if "when" in check and not self._hold(check["when"]):
                 continue
             if not self._hold(check["that"]):
-                result.update(failed=True, msg=self._templar.template(check["fail_msg"]), assertion=check["that"])
+                result.update(failed=boolean(self._task.args.get("fails", True)), assertion=check["that"])
+                result.update(changed=False, msg=self._templar.template(check["fail_msg"]))
                 return result
         result.update(changed=False)
         return result

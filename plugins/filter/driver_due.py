@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import re
 
-from ansible_collections.kvtrial.vllm.plugins.module_utils.driver_facts import upstream_version
+from ansible_collections.kvtrial.vllm.plugins.module_utils.driver_facts import COMPANIONS, upstream_version
 
 
 def driver_due(installed, wanted, version):
     """What has to change, in words: wanted packages that are missing or at another version, and installed packages of
-    the driver at another version than `version`.
+    the driver at another version than `version`, but for companions, which have versions of their own.
 
     installed: {name: version}. wanted: what driver_specs gave.
     """
@@ -22,7 +22,7 @@ def driver_due(installed, wanted, version):
         if have is None or not re.match(r"^(\d+:)?%s$" % pattern, have):
             due[name] = "%s %s" % (name, have or "missing")
     for name, have in installed.items():
-        if name not in due and upstream_version(have) not in (None, version):
+        if name not in due and name not in COMPANIONS and upstream_version(have) not in (None, version):
             due[name] = "%s %s" % (name, have)
     return [due[name] for name in sorted(due)]
 

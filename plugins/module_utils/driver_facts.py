@@ -11,14 +11,39 @@ import fcntl
 import glob
 import os
 import re
+import stat
 import struct
+
+from ansible_collections.kvtrial.vllm.plugins.module_utils import processes
 
 GPU_FIELDS = ("name", "driver_version", "mig.mode.current", "persistence_mode")
 # Names of the driver's own packages in the vendor's repositories for Debian and Ubuntu; those with a version of their
-# own (the container toolkit, say) are told apart by the version's form.
+# own (the container toolkit, say) are told apart by the version's form. The role's preference and its exclusion from
+# unattended upgrades name the same; a test holds the three together.
 FAMILY = re.compile(
-    r"^(lib)?nvidia-|^libnv(cuvid|idia|sdm)|^libcuda(1|debugger1)$|^cuda-drivers|^xserver-xorg-video-nvidia"
+    r"^(lib)?nvidia-|^firmware-nvidia-gsp|^lib(egl|gl1|gles|glx)-nvidia|^libnv(cuvid|optix|sdm)|^libxnvctrl"
+    r"|^libcuda(1|debugger1)$|^cuda-drivers|^xserver-xorg-video-nvidia"
 )
+# Built from sources of their own: distributions ship them at another version than the driver, with which they work.
+COMPANIONS = (
+    "nvidia-modprobe",
+    "nvidia-persistenced",
+    "nvidia-settings",
+    "nvidia-xconfig",
+    "libxnvctrl0",
+    "libxnvctrl-dev",
+)
+# The driver's own daemons and NVIDIA's monitor: they hold a device open and compute nothing.
+WATCHERS = (
+    "dcgm-exporter",
+    "nv-fabricmanager",
+    "nv-hostengine",
+    "nvidia-imex",
+    "nvidia-persistenced",
+    "nvidia-smi",
+)
+COMM_LENGTH = 15
+MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset")
 DRIVER_VERSION = re.compile(r"^(?:\d+:)?(\d{3}\.\d+(?:\.\d+)?)-")
 MODULE_VERSION = re.compile(r"Kernel Module(?: for \S+)?\s+(\d+(?:\.\d+)+)")
 NVIDIA_VENDOR = "0x10de"
@@ -38,26 +63,35 @@ def upstream_version(package_version):
 
 
 def parse_packages(text):
-    """`dpkg-query -W -f '${Package}\\t${Version}\\t${db:Status-Status}\\n'` as {driver, unfinished, kernels}.
+    """{driver, unfinished, configured, kernels} of lines of package, version and status (dpkg-query), tabs between.
 
-    driver: {name: version} of the driver's installed packages. unfinished: names that dpkg has begun and not ended.
-    kernels: installed kernel images, sorted.
+    driver: {name: version} of the driver's installed packages. unfinished: names of those that dpkg has begun and not
+    ended. configured: names of those that were removed and left their configuration. kernels: installed images, sorted.
     """
-    driver, unfinished, kernels = {}, [], []
+    driver, unfinished, configured, kernels = {}, [], [], []
     for line in text.splitlines():
         fields = line.split("\t")
         if len(fields) != 3:
             continue
         name, version, status = fields
-        if status in ("half-installed", "half-configured", "unpacked", "triggers-awaited", "triggers-pending"):
+        # A package that dpkg was killed over may have no version yet.
+        ours = FAMILY.search(name) and (not version or upstream_version(version))
+        if ours and status in ("half-installed", "half-configured", "unpacked", "triggers-awaited", "triggers-pending"):
             unfinished.append(name)
+        if ours and status == "config-files":
+            configured.append(name)
         if status in ("not-installed", "config-files"):
             continue
-        if FAMILY.search(name) and upstream_version(version):
+        if ours:
             driver[name] = version
         if name.startswith("linux-image-"):
             kernels.append("%s=%s" % (name, version))
-    return {"driver": driver, "unfinished": sorted(unfinished), "kernels": sorted(kernels)}
+    return {
+        "driver": driver,
+        "unfinished": sorted(unfinished),
+        "configured": sorted(configured),
+        "kernels": sorted(kernels),
+    }
 
 
 def parse_dkms(text):
@@ -90,6 +124,105 @@ def parse_processes(text):
     """`nvidia-smi --query-compute-apps=pid,process_name --format=csv,noheader` as ["PID NAME"]."""
     rows = [row for row in csv.reader(text.splitlines(), skipinitialspace=True) if row and row[0].strip().isdigit()]
     return ["%s %s" % (row[0].strip(), row[1].strip() if len(row) > 1 else "") for row in rows]
+
+
+def device_users(proc="/proc", prefix="/dev/nvidia"):
+    """{users, handles, unreadable}: who has a node of the driver open or mapped.
+
+    users: {pid: name}. handles: how many open files and mappings of nodes were seen. unreadable: how many processes did
+    not show theirs, as those of others do to anybody but root.
+    """
+    users, handles, unreadable = {}, 0, 0
+    for pid in processes.all_pids(proc):
+        folder = os.path.join(proc, str(pid))
+        try:
+            held = [_link(os.path.join(folder, "fd", name)) for name in os.listdir(os.path.join(folder, "fd"))]
+            with open(os.path.join(folder, "maps"), "rb") as file:
+                held += [line.split(None, 5)[-1].decode("utf-8", "replace") for line in file if b"/" in line]
+        except PermissionError:
+            unreadable += 1
+            continue
+        except OSError:
+            continue
+        seen = sum(path.startswith(prefix) for path in held)
+        if seen:
+            handles += seen
+            users[pid] = processes.read_text(os.path.join(folder, "comm"), 64).strip()
+    return {"users": users, "handles": handles, "unreadable": unreadable}
+
+
+def _link(path):
+    """What a link says; empty where it is gone."""
+    try:
+        return os.readlink(path)
+    except PermissionError:
+        raise
+    except OSError:
+        return ""
+
+
+def module_opens(sys="/sys/module"):
+    """How many open files the kernel counts on the driver's modules: their references but for those of each other.
+
+    0 where the kernel can't unload modules, as that of the host with an H200 that was looked at: it keeps no count.
+    """
+    opens = 0
+    for name in MODULES:
+        count = processes.read_text(os.path.join(sys, name, "refcnt"), 64).strip()
+        if count.lstrip("-").isdigit():
+            opens += max(0, int(count) - len(glob.glob(os.path.join(sys, name, "holders", "*"))))
+    return opens
+
+
+def busy(smi_processes, found):
+    """["PID NAME"] of the processes on the GPUs: what nvidia-smi names, and whoever else has a node in hand.
+
+    found: as device_users gives it.
+    """
+    named = {line.split(" ")[0] for line in smi_processes}
+    watchers = {name[:COMM_LENGTH] for name in WATCHERS}
+    others = [(pid, name) for pid, name in sorted(found["users"].items()) if name not in watchers]
+    return smi_processes + ["%d %s" % (pid, name) for pid, name in others if str(pid) not in named]
+
+
+def why_unknown(smi_error, loaded, found, opens):
+    """Why nobody can say whether a GPU is in use; empty where it can be said.
+
+    smi_error: what nvidia-smi said where it failed. loaded: whether the module is. found, opens: as device_users and
+    module_opens give them. Where nvidia-smi answers, its word stands; without a module there is nothing to use.
+    """
+    if not smi_error or not loaded:
+        return ""
+    if found["unreadable"]:
+        hidden = found["unreadable"]
+        others = "1 process does not show its" if hidden == 1 else "%d processes do not show their" % hidden
+        return "nvidia-smi fails (%s), and %s open files" % (smi_error, others)
+    if opens > found["handles"]:
+        more = opens - found["handles"]
+        users = "1 user" if more == 1 else "%d users" % more
+        return "nvidia-smi fails (%s), and the loaded module has %s more than processes show" % (smi_error, users)
+    return ""
+
+
+def parse_units(text):
+    """`systemctl show --property=Id,ActiveState,UnitFileState UNIT ..` as {unit: {active, enabled}}."""
+    units = {}
+    for block in text.split("\n\n"):
+        values = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        if values.get("Id"):
+            units[values["Id"]] = {
+                "active": values.get("ActiveState", ""),
+                "enabled": values.get("UnitFileState", "") == "enabled",
+            }
+    return units
+
+
+def is_node(path):
+    """Whether it is a character device."""
+    try:
+        return stat.S_ISCHR(os.stat(path).st_mode)
+    except OSError:
+        return False
 
 
 def secure_boot(efivars="/sys/firmware/efi/efivars"):

@@ -28,6 +28,10 @@ options:
       when:
         description: An expression, or a list of them; where it is false, this condition is not checked.
         type: raw
+  fails:
+    description: Whether the host fails. Otherwise the sentence is returned, and the host goes on.
+    type: bool
+    default: true
 attributes:
   check_mode:
     description: Checks the same in check mode.
@@ -53,6 +57,10 @@ EXAMPLES = r"""
 RETURN = r"""
 assertion:
   description: The condition that does not hold.
-  returned: failure
+  returned: where one does not hold
   type: raw
+msg:
+  description: Its sentence.
+  returned: where one does not hold
+  type: str
 """

@@ -19,6 +19,11 @@ options:
     type: list
     elements: path
     default: []
+  units:
+    description: Units of systemd whose state is returned.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     description: Runs the same in check mode.
@@ -36,9 +41,12 @@ EXAMPLES = r"""
 RETURN = r"""
 facts:
   description:
-    - C(packages) of the driver with their versions, C(unfinished) packages, C(kernels) installed, running C(kernel),
-      C(headers), C(dkms), C(secure_boot), C(module_version) that is loaded, C(smi_version) and C(smi_error), C(gpus),
-      C(gpu_processes), C(nvswitch), C(os), C(architecture), C(apt_lock) and the sha256 of C(files).
+    - C(packages) of the driver with their versions, its C(unfinished) packages and those of which only what was
+      C(configured) is left, C(kernels) installed, running C(kernel), C(headers), C(dkms), C(secure_boot),
+      C(module_version) that is loaded, C(smi_version) and C(smi_error), C(gpus), C(gpu_processes), C(gpu_unknown) (why
+      nobody can say whether a GPU is in use; empty otherwise), C(uvm_node), C(nvswitch), C(os), C(architecture),
+      C(systemd) (whether it runs, and may be told anything: by root), C(apt_lock), the sha256 of C(files) and the state
+      of C(units).
   returned: always
   type: dict
   sample: {module_version: "580.95.05", smi_version: "580.95.05", headers: true, apt_lock: null}
@@ -72,25 +80,37 @@ def gather(module):
         module, "nvidia-smi", "--query-gpu=" + ",".join(driver_facts.GPU_FIELDS), "--format=csv,noheader"
     )
     gpus = driver_facts.parse_gpus(smi)
-    busy = command(module, "nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader")[0]
+    busy, busy_error = command(module, "nvidia-smi", "--query-compute-apps=pid,process_name", "--format=csv,noheader")
+    loaded = driver_facts.module_version(processes.read_text("/proc/driver/nvidia/version"))
+    found, opens = driver_facts.device_users(), driver_facts.module_opens()
     return {
         "packages": packages["driver"],
         "unfinished": packages["unfinished"],
+        "configured": packages["configured"],
         "kernels": packages["kernels"],
         "kernel": kernel,
         "headers": driver_facts.has_headers(kernel),
         "dkms": driver_facts.parse_dkms(command(module, "dkms", "status")[0]),
         "secure_boot": driver_facts.secure_boot(),
-        "module_version": driver_facts.module_version(processes.read_text("/proc/driver/nvidia/version")),
+        "module_version": loaded,
         "smi_version": gpus[0]["driver_version"] if gpus else None,
         "smi_error": smi_error,
         "gpus": gpus,
-        "gpu_processes": driver_facts.parse_processes(busy),
+        "gpu_processes": driver_facts.busy(driver_facts.parse_processes(busy), found),
+        "gpu_unknown": driver_facts.why_unknown(smi_error or busy_error, loaded is not None or opens > 0, found, opens),
+        "uvm_node": driver_facts.is_node("/dev/nvidia-uvm"),
         "nvswitch": driver_facts.has_nvswitch(),
         "os": driver_facts.os_release(processes.read_text("/etc/os-release")),
         "architecture": platform.machine(),
         "reboot_required": os.path.exists("/run/reboot-required"),
+        "systemd": os.path.isdir("/run/systemd/system") and os.geteuid() == 0,
     }
+
+
+def states(module, units):
+    """{unit: {active, enabled}} as systemd says; empty where nobody asks, or there is no systemd."""
+    asked = ["systemctl", "show", "--property=Id,ActiveState,UnitFileState", *units]
+    return driver_facts.parse_units(command(module, *asked)[0]) if units else {}
 
 
 def apt_lock(seconds):
@@ -120,12 +140,14 @@ def main():
         argument_spec={
             "wait_for_apt_seconds": {"type": "int", "default": 0},
             "files": {"type": "list", "elements": "path", "default": []},
+            "units": {"type": "list", "elements": "str", "default": []},
         },
         supports_check_mode=True,
     )
     facts = gather(module)
     facts["apt_lock"] = apt_lock(module.params["wait_for_apt_seconds"])
     facts["files"] = digests(module.params["files"])
+    facts["units"] = states(module, module.params["units"])
     module.exit_json(changed=False, facts=facts)
 
 

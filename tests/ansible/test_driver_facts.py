@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.kvtrial.vllm.plugins.filter.driver_changes import driver_changes
 from ansible_collections.kvtrial.vllm.plugins.filter.driver_due import driver_due
 from ansible_collections.kvtrial.vllm.plugins.filter.driver_specs import driver_specs
 from ansible_collections.kvtrial.vllm.plugins.module_utils import driver_facts
@@ -19,6 +20,11 @@ libnvidia-ml1\t580.95.05-1\thalf-configured
 nvidia-container-toolkit\t1.18.0-1\tinstalled
 libcuda1\t1:570.86.10-0ubuntu1\tinstalled
 nvidia-settings\t580.95.05-1\tconfig-files
+nvidia-smi\t\thalf-installed
+nvidia-cuda-toolkit\t12.4.131~12.4.1-2\thalf-configured
+man-db\t2.11.2-2\ttriggers-pending
+libc-bin\t2.36-9+deb12u9\ttriggers-pending
+openssh-server\t1:9.2p1-2\thalf-configured
 linux-image-6.1.0-18-amd64\t6.1.76-1\tinstalled
 bash\t5.2-1\tinstalled
 """
@@ -46,9 +52,15 @@ def test_packages_of_the_driver_are_told_from_others_of_the_vendor():
         "nvidia-driver-cuda": "580.95.05-1",
         "libnvidia-ml1": "580.95.05-1",
         "libcuda1": "1:570.86.10-0ubuntu1",
+        "nvidia-smi": "",
     }
-    assert found["unfinished"] == ["libnvidia-ml1"]
+    assert found["configured"] == ["nvidia-settings"]
     assert found["kernels"] == ["linux-image-6.1.0-18-amd64=6.1.76-1"]
+
+
+def test_only_the_drivers_own_packages_make_it_unfinished():
+    """Not man-db's pending trigger, nor a package of the vendor's that is not the driver's."""
+    assert driver_facts.parse_packages(DPKG)["unfinished"] == ["libnvidia-ml1", "nvidia-smi"]
 
 
 @pytest.mark.parametrize(
@@ -71,13 +83,32 @@ def test_the_system_is_what_os_release_says(system, version):
 
 
 FAMILIES = {
-    "debian": ("1", ["nvidia-driver-cuda", "nvidia-kernel-open-dkms", "libcuda1", "libnvidia-ml1", "libnvidia-nscq",
-                     "nvidia-fabricmanager", "libnvcuvid1", "xserver-xorg-video-nvidia"]),
-    "ubuntu": ("0ubuntu1", ["nvidia-driver-580-open", "nvidia-dkms-580-open", "libnvidia-compute-580",
-                            "nvidia-utils-580", "nvidia-firmware-580", "libnvidia-nscq-580", "nvidia-fabricmanager-580",
-                            "xserver-xorg-video-nvidia-580"]),
-}  # fmt: skip
-"""By distribution: the revision and names of the vendor's packages. No Ubuntu host was to be had; its names are."""
+    "debian": (
+        "1",
+        """cuda-drivers firmware-nvidia-gsp libcuda1 libcudadebugger1 libegl-nvidia0 libgl1-nvidia-glvnd-glx
+        libgles-nvidia1 libgles-nvidia2 libglx-nvidia0 libnvcuvid1 libnvidia-allocator1 libnvidia-api1 libnvidia-cfg1
+        libnvidia-eglcore libnvidia-encode1 libnvidia-fbc1 libnvidia-glcore libnvidia-glvkspirv libnvidia-gpucomp
+        libnvidia-ml1 libnvidia-ngx1 libnvidia-nscq libnvidia-nvvm4 libnvidia-opticalflow1 libnvidia-pkcs11-openssl3
+        libnvidia-present libnvidia-ptxjitcompiler1 libnvidia-rtcore libnvidia-sandboxutils libnvidia-vksc-core
+        libnvoptix1 libnvsdm libxnvctrl0 nvidia-driver nvidia-driver-cuda nvidia-driver-libs nvidia-egl-icd
+        nvidia-fabricmanager nvidia-imex nvidia-kernel-dkms nvidia-kernel-open-dkms nvidia-kernel-support
+        nvidia-modprobe nvidia-open nvidia-opencl-icd nvidia-persistenced nvidia-settings nvidia-smi
+        nvidia-vdpau-driver nvidia-vulkan-icd nvidia-xconfig xserver-xorg-video-nvidia""",
+    ),
+    "ubuntu": (
+        "0ubuntu1",
+        """cuda-drivers cuda-drivers-580 libnvidia-cfg1-580 libnvidia-common-580 libnvidia-compute-580
+        libnvidia-decode-580 libnvidia-encode-580 libnvidia-extra-580 libnvidia-fbc1-580 libnvidia-gl-580
+        libnvidia-gpucomp libnvidia-gpucomp-580 libnvidia-nscq libnvidia-nscq-580 libnvsdm libxnvctrl0
+        nvidia-compute-utils-580 nvidia-dkms-580-open nvidia-dkms-open nvidia-driver-580-open nvidia-driver-open
+        nvidia-fabricmanager-580 nvidia-firmware-580-580.95.05 nvidia-kernel-common-580 nvidia-kernel-source-580-open
+        nvidia-modprobe nvidia-open nvidia-settings nvidia-utils-580 xserver-xorg-video-nvidia-580""",
+    ),
+}
+"""By distribution: the revision and names of the vendor's packages, as hosts list them (Debian, 580.105.08) and as the
+vendor's guide does (Ubuntu, also after the renaming in branch 590). No Ubuntu host was to be had."""
+NOT_THE_DRIVERS = """nvidia-container-toolkit libnvidia-container1 libnvidia-container-tools libnvidia-egl-wayland1
+    firmware-nvidia-graphics libnvjpeg12 libcudart12 cuda-toolkit-13-0 linux-image-amd64 libgles2 libglx0"""
 ENTRY = (
     "Package: {}\nVersion: {}\nArchitecture: all\nMaintainer: x <x@example.invalid>\nFilename: ./{}.deb\nSize: 1\n\n"
 )
@@ -87,11 +118,11 @@ ENTRY = (
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_preference_holds_every_package_of_the_driver_and_no_other(family, tmp_path):
     """Read by the real apt: of two versions the pinned one is the candidate, also under a newer installed one."""
-    revision, names = FAMILIES[family]
+    revision, names = FAMILIES[family][0], FAMILIES[family][1].split()
     texts = yaml.safe_load((ROOT / "roles/nvidia_driver/vars/main.yml").read_text())
     preference = texts["__nvidia_driver_preferences"].replace("{{ nvidia_driver_version }}", "580.95.05")
     (tmp_path / "preferences").write_text(preference)
-    others = ["nvidia-container-toolkit", "libnvidia-container1"]
+    others = NOT_THE_DRIVERS.split()
     (tmp_path / "status").write_text("".join(
         ENTRY.format(name, f"580.105.08-{revision}", name).replace("Version", "Status: install ok installed\nVersion")
         for name in names
@@ -111,6 +142,20 @@ def test_the_preference_holds_every_package_of_the_driver_and_no_other(family, t
     policy = subprocess.run(asked, check=True, capture_output=True, text=True, env={"LC_ALL": "C"}).stdout
     found = dict(re.findall(r"^(\S+):\n(?:  Installed:.*\n)  Candidate: (\S+)", policy, re.MULTILINE))
     assert found == {**dict.fromkeys(names, f"580.95.05-{revision}"), **dict.fromkeys(others, "1.18.0-1")}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_unattended_upgrades_and_the_role_know_the_same_names_as_the_preference(family):
+    """Whatever the preference pins is left alone by unattended upgrades, and counts as the driver's."""
+    texts = yaml.safe_load((ROOT / "roles/nvidia_driver/vars/main.yml").read_text())
+    # As unattended-upgrades reads it: each is matched from the name's start.
+    excluded = re.findall(r'"(.+?)";', texts["__nvidia_driver_upgrades"])
+    assert len(excluded) > 5
+    for name in FAMILIES[family][1].split():
+        assert any(re.match(pattern, name) for pattern in excluded), name
+        assert driver_facts.parse_packages(f"{name}\t580.95.05-1\tinstalled\n")["driver"], name
+    for name in NOT_THE_DRIVERS.split():
+        assert not driver_facts.parse_packages(f"{name}\t1.18.0-1\tinstalled\n")["driver"], name
 
 
 def test_dkms_is_read_with_and_without_a_slash():
@@ -194,3 +239,145 @@ def test_a_library_that_came_along_at_another_version_is_due_too():
         "libcuda1": "1:580.95.05-1",
     }
     assert driver_due(installed, [], PIN) == ["nvidia-fabricmanager 580.105.08-1"]
+
+
+def test_a_companion_may_have_a_version_of_its_own():
+    """Debian 13 ships nvidia-modprobe 570.133.07 beside a driver 550.163.01: nothing is installed again for it."""
+    installed = {"nvidia-driver-cuda": "580.95.05-1", "nvidia-modprobe": "570.133.07-1", "nvidia-settings": "535.1.1-1",
+                 "nvidia-persistenced": "535.171.04-1~deb12u1", "nvidia-xconfig": "535.171.04-1"}  # fmt: skip
+    wanted = driver_specs(["nvidia-driver-cuda"], PIN)
+    assert driver_due(installed, wanted, PIN) == []
+    # But where it is asked for, it is brought.
+    wanted = driver_specs(["nvidia-driver-cuda", "nvidia-persistenced"], PIN)
+    assert driver_due(installed, wanted, PIN) == ["nvidia-persistenced 535.171.04-1~deb12u1"]
+
+
+def held(proc, pid, command, *paths):
+    """A process of a made-up /proc with files open."""
+    proc(pid, command)
+    folder = Path(proc.root) / str(pid)
+    (folder / "comm").write_text(command.split("/")[-1][:15] + "\n")
+    (folder / "fd").mkdir()
+    for number, path in enumerate(paths):
+        (folder / "fd" / str(number)).symlink_to(path)
+
+
+def test_whoever_has_a_device_open_or_mapped_uses_the_gpu(proc):
+    """Also where nvidia-smi fails, as it does where library and module differ.
+
+    On a host with an H200 (driver 580.159.04) a process with one CUDA context had more than 20 such files open and 31
+    mappings (2026-11-30); with persistence mode on and no process there was none.
+    """
+    held(proc, 7, "python3", "/dev/null", "/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm")
+    held(proc, 8, "bash", "/dev/null")
+    held(proc, 9, "nvidia-persistenced", "/dev/nvidia0")
+    held(proc, 11, "nv-fabricmanager", "/dev/nvidia-nvswitch0")
+    held(proc, 10, "trainer")
+    (Path(proc.root) / "10" / "maps").write_text("7f00-7f01 rw-s 0 00:05 9                          /dev/nvidia0\n")
+    found = driver_facts.device_users(proc.root)
+    assert found == {
+        "users": {7: "python3", 9: "nvidia-persiste", 10: "trainer", 11: "nv-fabricmanage"},
+        "handles": 6,
+        "unreadable": 0,
+    }
+    # The driver's own daemons compute nothing; what nvidia-smi names already is not named twice.
+    assert driver_facts.busy([], found) == ["7 python3", "10 trainer"]
+    assert driver_facts.busy(["7 /usr/bin/python3"], found) == ["7 /usr/bin/python3", "10 trainer"]
+
+
+def test_a_process_that_hides_its_files_is_counted(proc, monkeypatch):
+    held(proc, 7, "python3", "/dev/nvidia0")
+    listdir = driver_facts.os.listdir
+
+    def refused(path):
+        if path.endswith("/7/fd"):
+            raise PermissionError(path)
+        return listdir(path)
+
+    monkeypatch.setattr(driver_facts.os, "listdir", refused)
+    assert driver_facts.device_users(proc.root) == {"users": {}, "handles": 0, "unreadable": 1}
+
+
+def test_the_kernel_counts_who_has_the_driver_open(tmp_path):
+    """References of its own modules to each other are none of a process."""
+    for name, count, holders in (("nvidia", 5, ["nvidia_uvm", "nvidia_modeset"]), ("nvidia_uvm", 2, [])):
+        (tmp_path / name / "holders").mkdir(parents=True)
+        (tmp_path / name / "refcnt").write_text(f"{count}\n")
+        for holder in holders:
+            (tmp_path / name / "holders" / holder).mkdir()
+    assert driver_facts.module_opens(str(tmp_path)) == 5
+    assert driver_facts.module_opens(str(tmp_path / "none")) == 0
+
+
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch"
+
+
+@pytest.mark.parametrize(
+    ("error", "loaded", "handles", "unreadable", "opens", "why"),
+    [
+        ("", True, 0, 9, 9, ""),
+        (MISMATCH, False, 0, 9, 0, ""),
+        (MISMATCH, True, 0, 0, 0, ""),
+        (MISMATCH, True, 3, 0, 3, ""),
+        (MISMATCH, True, 0, 2, 0, f"nvidia-smi fails ({MISMATCH}), and 2 processes do not show their open files"),
+        (MISMATCH, True, 0, 1, 0, f"nvidia-smi fails ({MISMATCH}), and 1 process does not show its open files"),
+        (MISMATCH, True, 1, 0, 3, f"nvidia-smi fails ({MISMATCH}), and the loaded module has 2 users more than"),
+        (MISMATCH, True, 0, 0, 1, f"nvidia-smi fails ({MISMATCH}), and the loaded module has 1 user more than"),
+    ],
+)
+def test_what_nobody_can_say_is_not_taken_for_idle(error, loaded, handles, unreadable, opens, why):
+    found = {"users": {}, "handles": handles, "unreadable": unreadable}
+    said = driver_facts.why_unknown(error, loaded, found, opens)
+    assert said.startswith(why) and bool(said) == bool(why)
+
+
+def test_units_are_read_as_systemd_shows_them():
+    text = "Id=kvtrial-nvidia-nodes.service\nActiveState=active\nUnitFileState=enabled\n\n"
+    text += "Id=nvidia-fabricmanager.service\nActiveState=failed\nUnitFileState=disabled\n\n"
+    assert driver_facts.parse_units(text + "Id=x.service\nActiveState=inactive\nUnitFileState=\n") == {
+        "kvtrial-nvidia-nodes.service": {"active": "active", "enabled": True},
+        "nvidia-fabricmanager.service": {"active": "failed", "enabled": False},
+        "x.service": {"active": "inactive", "enabled": False},
+    }
+
+
+def test_the_node_that_cuda_needs_is_made_once_with_the_number_that_the_kernel_gives(tmp_path):
+    """What the unit runs at boot, in a made-up /dev and /proc; on real hosts: tests/fleet/test_provision.py."""
+    texts = yaml.safe_load((ROOT / "roles/nvidia_driver/vars/main.yml").read_text())
+    unit = texts["__nvidia_driver_nodes"].replace("\\\n", " ")
+    (script,) = re.findall(r"^ExecStart=sh -ec '(.*)'$", unit, re.MULTILINE)
+    node, devices, calls = tmp_path / "nvidia-uvm", tmp_path / "devices", tmp_path / "calls"
+    devices.write_text("Character devices:\n" + H200_DEVICES)
+    (tmp_path / "mknod").write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    (tmp_path / "mknod").chmod(0o755)
+    script = script.replace("$$", "$").replace("/dev/nvidia-uvm", str(node)).replace("/proc/devices", str(devices))
+    run = {"env": {"PATH": f"{tmp_path}:/usr/bin:/bin"}, "check": True}
+    subprocess.run(["sh", "-ec", script], **run)
+    assert calls.read_text() == f"-m 0666 {node} c 238 0\n"
+    assert not driver_facts.is_node(str(node)) and driver_facts.is_node("/dev/null")
+    subprocess.run(["sh", "-ec", script.replace(str(node), "/dev/null")], **run)
+    assert calls.read_text().count("\n") == 1
+
+
+def test_what_changed_is_said_thing_by_thing():
+    before = {"packages": {"libcuda1": "570.1.1-1", "gone": "1"}, "module_version": None, "kernel": "6.1", "files": {},
+              "kernels": ["linux-image-a=1"], "units": {}}  # fmt: skip
+    after = {"packages": {"libcuda1": "580.1.1-1", "new": "2"}, "module_version": "580.1.1", "kernel": "6.1",
+             "files": {"/p": "0"}, "kernels": ["linux-image-a=1"],
+             "units": {"u.service": {"active": "active", "enabled": True}}}  # fmt: skip
+    assert driver_changes(before, after) == [
+        "loaded module none to 580.1.1",
+        "package gone 1 to none",
+        "package libcuda1 570.1.1-1 to 580.1.1-1",
+        "package new none to 2",
+        "unit u.service none to active, enabled",
+        "/p written",
+    ]
+    assert driver_changes(after, after) == []
+    other = {**after, "kernels": ["linux-image-b=1"], "files": {"/p": "1"}}
+    assert driver_changes(after, other) == [
+        "/p rewritten",
+        "kernel linux-image-b=1 brought",
+        "kernel linux-image-a=1 removed",
+    ]
+    assert driver_changes(other, {**other, "files": {}}) == ["/p removed"]

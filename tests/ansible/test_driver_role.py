@@ -11,6 +11,7 @@ PIN = "580.95.05"
 FACTS = {
     "packages": {"nvidia-driver-cuda": f"{PIN}-1"},
     "unfinished": [],
+    "configured": [],
     "kernels": [],
     "kernel": "6.1.0-18-amd64",
     "headers": True,
@@ -21,7 +22,11 @@ FACTS = {
     "smi_error": "",
     "gpus": [{"name": "GPU", "driver_version": PIN, "mig": False, "persistence_mode": "Enabled"}],
     "gpu_processes": [],
+    "gpu_unknown": "",
+    "uvm_node": True,
     "nvswitch": False,
+    "systemd": True,
+    "units": {},
     "os": {"id": "debian", "version_id": "12"},
     "architecture": "x86_64",
     "apt_lock": None,
@@ -44,6 +49,26 @@ def on(system: str, version: str, architecture: str = "x86_64") -> dict:
     return {"os": {"id": system, "version_id": version}, "architecture": architecture}
 
 
+def fabric(state: str) -> dict:
+    """What systemd says of the fabric manager."""
+    return {"nvidia-fabricmanager.service": {"active": state, "enabled": True}}
+
+
+def simulation(said: str, rc: int = 0) -> dict:
+    """What apt-get --simulate printed."""
+    return {"__nvidia_driver_simulation": {"rc": rc, "stdout": said, "stderr": "E: broken" if rc else ""}}
+
+
+def listed(said: str, rc: int = 0) -> dict:
+    """What apt-get update printed."""
+    return {"__nvidia_driver_update": {"rc": rc, "stdout": "", "stderr": said}}
+
+
+def after(**facts: object) -> dict:
+    """Facts of the second look, after apt."""
+    return {"__nvidia_driver_after": {"facts": {**FACTS, **facts}}}
+
+
 # name: (part of the role, facts that differ, settings that differ, what is said)
 CASES: dict[str, tuple[str, dict, dict, str]] = {
     # Complaint 5: also where a reboot is allowed.
@@ -56,6 +81,19 @@ CASES: dict[str, tuple[str, dict, dict, str]] = {
     ),
     "not-drained": ("refusals", {}, {"nvidia_driver_host_drained": False}, "and the host is not marked drained"),
     "gpu-in-use": ("refusals", {"gpu_processes": ["41 python"]}, {}, "the GPU is in use by process 41 python"),
+    "gpu-unknown": (
+        "refusals",
+        {"gpu_unknown": "nvidia-smi fails (mismatch), and 2 processes do not show their open files"},
+        {},
+        "be told: nvidia-smi fails (mismatch), and 2 processes",
+    ),
+    # The other name of the same plugin.
+    "local-too": (
+        "refusals",
+        {},
+        {"ansible_connection": "ansible.builtin.local"},
+        "the host itself (connection local), which it never reboots",
+    ),
     "secure-boot": ("refusals", {"secure_boot": True}, {}, "secure boot is on, and a module that DKMS builds is not"),
     "signed": ("refusals", {"secure_boot": True}, {"nvidia_driver_secure_boot_signed": True}, "which it never reboots"),
     "no-headers": ("refusals", {"headers": False}, {}, "install linux-headers-6.1.0-18-amd64"),
@@ -85,8 +123,102 @@ CASES: dict[str, tuple[str, dict, dict, str]] = {
     ),
     "mig": ("verify", {"gpus": [{**FACTS["gpus"][0], "mig": True}]}, {}, "MIG is on for 1 of 1 GPUs"),
     "library": ("verify", {"packages": {"libcuda1": "580.105.08-1"}}, {}, "libcuda1 580.105.08-1 is of another"),
+    "companion": ("verify", {"packages": {"nvidia-settings": "535.1.1-1", "libcuda1": f"{PIN}-1"}}, {}, ""),
     "agrees": ("verify", {}, {}, ""),
+    "no-node": ("verify", {"uvm_node": False}, {}, "/dev/nvidia-uvm is missing, and a CUDA engine, which runs without"),
+    "no-node-no-systemd": ("verify", {"uvm_node": False, "systemd": False}, {}, ""),
+    "no-fabric-unit": ("verify", {"nvswitch": True}, {}, "(nvidia-fabricmanager is not there), so no CUDA program"),
+    "fabric-failed": ("verify", {"nvswitch": True, "units": fabric("failed")}, {}, "(nvidia-fabricmanager is failed)"),
+    "fabric-runs": ("verify", {"nvswitch": True, "units": fabric("active")}, {}, ""),
+    "fabric-is-not-needed": ("verify", {"units": fabric("failed")}, {}, ""),
+    "apt-can": ("simulated", {}, simulation("Inst libcuda1 (580.95.05-1)\nRemv nvidia-driver-cuda [570.1.1-1]\n"), ""),
+    "apt-can-not": (
+        "simulated",
+        {},
+        simulation(" libcuda1 : Depends: libnvidia-ml1 but it is not installable\n", rc=100),
+        "libcuda1 : Depends: libnvidia-ml1 but it is not installable; E: broken; compare",
+    ),
+    "other-kernel": (
+        "simulated",
+        {},
+        simulation("Inst linux-image-6.1.0-20-amd64 (6.1.80-1)\n"),
+        "apt would also bring linux-image-6.1.0-20-amd64",
+    ),
+    # The vendor's too, but not of the driver.
+    "apt-takes-others": (
+        "simulated",
+        {},
+        simulation("Remv nvidia-container-toolkit [1.18.0-1]\nRemv libfoo:i386 [2] []\nPurg bar [1]\n"),
+        "apt would also remove nvidia-container-toolkit, libfoo, bar, which are no packages of the driver; remove them",
+    ),
+    "refused-is-untouched": (
+        "simulated",
+        {},
+        simulation("Remv foo [1]\n"),
+        "Nothing was installed, and the driver and its preference are left as they were",
+    ),
+    "removal": ("removable", {"configured": ["old"]}, simulation("Purg nvidia-driver-cuda [1]\nPurg old [1]\n"), ""),
+    "removal-takes-others": (
+        "removable",
+        {},
+        simulation("Purg nvidia-driver-cuda [580.95.05-1]\nPurg cuda [13.0]\n"),
+        "with the driver apt would remove cuda too, which needs it and is not of it; remove it yourself",
+    ),
+    "removal-fails": (
+        "removable",
+        {},
+        {**simulation("", rc=100), "nvidia_driver_manage": True},
+        "nvidia-driver-cuda: E: broken.",
+    ),
+    "list": ("listed", {}, listed("Get:1 https://mirror InRelease\n"), ""),
+    "list-not-signed": (
+        "listed",
+        {},
+        listed("W: GPG error: https://mirror InRelease: NO_PUBKEY 0\nE: The repository is not signed.\n", rc=100),
+        "s repository: W: GPG error: https://mirror InRelease: NO_PUBKEY 0; E: The repository is",
+    ),
+    # apt ends well where a mirror only did not answer.
+    "list-not-fetched": (
+        "listed",
+        {},
+        listed("W: Failed to fetch https://mirror/InRelease  Could not connect\n"),
+        "Could not connect. Nothing was installed, and the driver and its preference are left as they were",
+    ),
+    "list-locked": (
+        "listed",
+        {},
+        listed("E: Could not get lock /var/lib/apt/lists/lock. It is held by process 9 (apt-get)\n", rc=100),
+        "It is held by process 9 (apt-get). Nothing was installed",
+    ),
+    "kernel-came": (
+        "installed",
+        {"kernels": ["linux-image-a=1"]},
+        after(kernels=["linux-image-a=1", "linux-image-b=2"]),
+        "the installed kernels changed with the driver (linux-image-a=1 to linux-image-a=1, linux-image-b=2); put the",
+    ),
+    "kernel-went": (
+        "installed",
+        {"kernels": ["linux-image-a=1"]},
+        after(kernels=[]),
+        "changed with the driver (linux-image-a=1 to none)",
+    ),
+    "kernel-renewed": (
+        "installed",
+        {"kernels": ["linux-image-a=1"]},
+        after(kernels=["linux-image-a=1.1"]),
+        "changed with the driver (linux-image-a=1 to linux-image-a=1.1)",
+    ),
+    "kernel-stayed": ("installed", {"kernels": ["linux-image-a=1"]}, after(kernels=["linux-image-a=1"]), ""),
+    "no-module": (
+        "installed",
+        {},
+        after(packages={"nvidia-kernel-open-dkms": f"{PIN}-1"}),
+        f"DKMS has no module {PIN} for the running kernel 6.1.0-18-amd64 (none); see /var/lib/dkms",
+    ),
 }
+
+
+PARTS = ("refusals", "settings", "verify", "listed", "simulated", "removable", "installed")
 
 
 def role(part):
@@ -104,7 +236,7 @@ def said(tmp_path_factory, tools):
             "gather_facts": False,
             "tasks": [{"block": [role(part)], "rescue": [{"ansible.builtin.debug": {"msg": "as it should be"}}]}],
         }
-        for part in ("refusals", "settings", "verify")
+        for part in PARTS
     ]
     (folder / "play.yml").write_text(yaml.safe_dump(plays))
     hosts = {
@@ -133,3 +265,142 @@ def test_a_case_is_told_in_a_sentence(said, name):
 def test_a_local_connection_is_never_rebooted(said):
     """Complaint 5."""
     assert "connection local" in said["local-connection"]
+
+
+DECISIONS = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.include_vars: {file: "{{ root }}/roles/nvidia_driver/defaults/main.yml", name: defaults}
+    - ansible.builtin.include_vars: {file: "{{ root }}/roles/nvidia_driver/vars/main.yml"}
+    - ansible.builtin.debug:
+        msg: >-
+          {{ inventory_hostname }} changes={{ nvidia_driver_change }} disturbs={{ __nvidia_driver_disturbs }}
+          removes={{ __nvidia_driver_removable | join(',') }} loaded={{ nvidia_driver_loaded_version }}
+          units={{ __nvidia_driver_units_due }} idle={{ __nvidia_driver_idle_units | join(',') }}.
+"""
+SOURCES = "/etc/apt/sources.list.d/kvtrial-nvidia-driver.sources"
+PREFERENCE = "/etc/apt/preferences.d/kvtrial-nvidia-driver"
+NODES = "/etc/systemd/system/kvtrial-nvidia-nodes.service"
+ABSENT = {"nvidia_driver_state": "absent"}
+OLDER = {"module_version": "570.1.1", "smi_version": "570.1.1"}
+GONE = {"packages": {}, "module_version": None, "smi_version": None}
+IDLE = {"kvtrial-nvidia-nodes.service": {"active": "inactive", "enabled": False}, **fabric("inactive")}
+# name: (facts that differ, settings that differ, what is decided)
+DECIDED: dict[str, tuple[dict, dict, str]] = {
+    "as-pinned": ({}, {}, f"changes=False disturbs=False removes=nvidia-driver-cuda loaded={PIN}"),
+    "older": (OLDER, {}, "changes=True disturbs=True removes=nvidia-driver-cuda loaded=570.1.1"),
+    "not-finished": ({"unfinished": ["libcuda1"]}, {}, "changes=True disturbs=True"),
+    # Companions of a distribution, as Debian 13 has them: a reboot at every run, before.
+    "companions": (
+        {"packages": {"nvidia-driver-cuda": f"{PIN}-1", "nvidia-modprobe": "570.133.07-1"}},
+        {},
+        "changes=False disturbs=False",
+    ),
+    "not-ours": (
+        OLDER,
+        {"nvidia_driver_manage": False},
+        "changes=False disturbs=False removes= ",
+    ),
+    "removal": (
+        {"files": {SOURCES: "0", PREFERENCE: "0"}},
+        ABSENT,
+        "changes=True disturbs=True removes=nvidia-driver-c",
+    ),
+    "removal-of-a-strangers": ({}, ABSENT, "changes=True disturbs=True removes=nvidia-driver-cuda"),
+    # The packages went and the playbook was cut off: before the reboot, and after it.
+    "cut-off-before-the-reboot": (
+        {"packages": {}, "files": {SOURCES: "0", PREFERENCE: "0"}},
+        ABSENT,
+        "changes=True disturbs=True removes= ",
+    ),
+    "cut-off-after-the-reboot": (
+        {**GONE, "files": {SOURCES: "0", PREFERENCE: "0"}},
+        ABSENT,
+        "changes=True disturbs=False removes= ",
+    ),
+    "cut-off-in-the-purge": (
+        {**GONE, "configured": ["libcuda1"], "files": {SOURCES: "0"}},
+        ABSENT,
+        "changes=True disturbs=True removes=libcuda1 ",
+    ),
+    "cut-off-at-the-end": ({**GONE, "files": {SOURCES: "0"}}, ABSENT, "changes=True disturbs=False removes= "),
+    "all-gone": (GONE, ABSENT, "changes=False disturbs=False removes= "),
+    # Somebody's driver, which came without packages: it is not rebooted away at every run.
+    "somebodys-without-packages": ({"packages": {}}, ABSENT, "changes=False disturbs=False removes= "),
+    "somebodys-and-our-unit": (
+        {"files": {NODES: "0"}},
+        {**ABSENT, "nvidia_driver_manage": False},
+        "changes=True disturbs=False removes= ",
+    ),
+    "idle-units": (
+        {"units": IDLE, "nvswitch": True},
+        {},
+        "idle=kvtrial-nvidia-nodes.service,nvidia-fabricmanager.service.",
+    ),
+    "no-switches": ({"units": IDLE}, {}, "units=True idle=kvtrial-nvidia-nodes.service."),
+    "fabric-of-somebodys": (
+        {"units": IDLE, "nvswitch": True},
+        {"nvidia_driver_manage": False},
+        "idle=kvtrial-nvidia-nodes.service.",
+    ),
+    "no-systemd": ({"units": IDLE, "systemd": False}, {}, "units=False"),
+}
+
+
+def decided(tools, folder, *arguments):
+    """What the role would do on each made-up host, by name."""
+    (folder / "play.yml").write_text(DECISIONS)
+    defaults = yaml.safe_load((Path(__file__).parents[2] / "roles/nvidia_driver/defaults/main.yml").read_text())
+    hosts = {
+        name: {
+            "ansible_connection": "local",
+            "root": str(Path(__file__).parents[2]),
+            **defaults,
+            "nvidia_driver_manage": True,
+            **READY,
+            **NAMED_WELL,
+            **settings,
+            "__nvidia_driver_look": {"facts": {**FACTS, **facts}},
+        }
+        for name, (facts, settings, _) in DECIDED.items()
+    }
+    (folder / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    done = tools.run("ansible-playbook", "-i", str(folder / "hosts.yml"), str(folder / "play.yml"), *arguments)
+    assert done.returncode == 0, done.stdout
+    said = " ".join(done.stdout.split())
+    return {
+        name: match[1]
+        for name in DECIDED
+        if (match := re.search(rf"\b{name} (changes=.*?\.(?:service)?\.?)(?: |$)", said))
+    }
+
+
+@pytest.fixture(scope="module")
+def decisions(tmp_path_factory, tools):
+    return decided(tools, tmp_path_factory.mktemp("decided"))
+
+
+@pytest.mark.parametrize("name", DECIDED)
+def test_the_role_changes_what_is_its_own_and_no_more(decisions, name):
+    assert DECIDED[name][2] in decisions[name], decisions[name]
+
+
+def test_in_check_mode_the_driver_that_would_come_is_judged(tmp_path, tools):
+    """What comes after the driver, as the engine's wheels, must not be refused for the one that goes."""
+    found = decided(tools, tmp_path, "--check")
+    assert f"loaded={PIN}" in found["older"] and "loaded=570.1.1" in found["not-ours"]
+
+
+def test_in_check_mode_a_host_that_is_due_a_driver_is_told_and_does_not_fail(tmp_path, tools):
+    play = {"hosts": "all", "gather_facts": False, "tasks": [
+        role("refusals"), {"ansible.builtin.debug": {"msg": "told: {{ __nvidia_driver_refusal.msg }}"}}]}  # fmt: skip
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+    told = {"__nvidia_driver_look": {"facts": FACTS}, **READY, "nvidia_driver_host_drained": False}
+    hosts = {"all": {"hosts": {"h": {"ansible_connection": "local", **told}}}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(hosts))
+    command = ("ansible-playbook", "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"))
+    done = tools.run(*command, "--check")
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 0 and "told: h: the driver has to be changed" in said, said
+    assert tools.run(*command).returncode != 0

@@ -122,6 +122,48 @@ def test_a_host_unlike_the_pins_is_told_in_what():
     assert unlike_pins({"driver": "570.1.1"}, {"driver": "580.1.1"}, ["driver"]) == []
 
 
+LOOKED_AT = {
+    "driver_version": "580.1.1",
+    "kernel": "6.1.0-18-amd64",
+    "gpus": [{"name": "NVIDIA H200", "persistence_mode": "Enabled"}] * 2,
+    "cpu_governor": "performance",
+}
+PINNED = {
+    "kvtrial_kernel": "6.1.0-18-amd64",
+    "kvtrial_gpu_type": "NVIDIA H200",
+    "kvtrial_cpu_governor": "performance",
+    "kvtrial_persistence_mode": "Enabled",
+}
+
+
+@pytest.mark.parametrize(
+    ("facts", "pins", "sentence"),
+    [
+        ({}, PINNED, None),
+        ({}, {}, None),
+        ({"kernel": "6.1.0-20-amd64"}, PINNED, "kernel is 6.1.0-20-amd64, pinned is 6.1.0-18-amd64"),
+        ({"cpu_governor": None}, PINNED, "governor is none, pinned is performance"),
+        ({"cpu_governor": None}, {**PINNED, "kvtrial_may_differ": ["governor"]}, None),
+        ({"gpus": []}, PINNED, "gpu is none, pinned is NVIDIA H200"),
+        (
+            {"gpus": [{"name": name, "persistence_mode": "Disabled"} for name in ("NVIDIA H200", "NVIDIA L4")]},
+            PINNED,
+            "gpu is NVIDIA H200, NVIDIA L4, pinned is NVIDIA H200, NVIDIA H200; "
+            "persistence_mode is Disabled, pinned is Enabled",
+        ),
+    ],
+)
+def test_kernel_gpu_governor_and_persistence_mode_can_be_pinned(facts, pins, sentence, tmp_path, tools):
+    play = [{"hosts": "all", "gather_facts": False, "tasks": [
+        {"ansible.builtin.import_role": {"name": "kvtrial.vllm.preflight", "tasks_from": "fleet"}}]}]  # fmt: skip
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(play))
+    told = {"__preflight_host": {"facts": {**LOOKED_AT, **facts}}, **pins}
+    done = tools.run("ansible-playbook", "-i", "inventories/local", str(tmp_path / "play.yml"), "-e", json.dumps(told))
+    said = " ".join(done.stdout.split())
+    assert (done.returncode == 0) == (sentence is None), said
+    assert sentence is None or sentence in said, said
+
+
 @pytest.mark.parametrize("protocol", ["preemption_ladder", "preemption_noise", "tier_size"])
 def test_on_this_machine_a_ladder_and_its_noise_get_the_same_small_model(protocol, tools):
     done = tools.run(

@@ -114,6 +114,10 @@ def test_a_bare_fleet_is_brought_to_the_pins_the_canary_first(site: Site) -> Non
     before = done.stdout[canary:others]
     assert "changed: [h1]" in before and "for h1" in before
     assert not re.search(r"(changed|ok): \[h[23]\]|for .*h[23]", before), before
+    said = " ".join(done.stdout.split())
+    for name in ("h1", "h2", "h3"):
+        assert f"{name}: changed: loaded module none to {MID}; package firmware-nvidia-gsp none to {MID}-1; " in said
+        assert "/etc/apt/preferences.d/kvtrial-nvidia-driver written" in said
 
 
 def test_a_second_run_and_a_check_after_it_change_nothing(site: Site) -> None:
@@ -132,6 +136,10 @@ def test_what_is_there_is_what_was_pinned(site: Site) -> None:
             assert machine.package(name).is_installed and machine.package(name).version == f"{MID}-1", name
         policy = machine.check_output("apt-cache policy nvidia-driver-cuda")
         assert f"Candidate: {MID}-1" in policy and " 1001" in policy and f"{NEW}-1" in policy
+        # Made by the unit at the boot, with the number that the (stand-in) kernel gave; no engine could.
+        node = machine.check_output("stat -c '%F %Hr %Lr %a' /dev/nvidia-uvm")
+        assert node == "character special file 510 0 666"
+        assert machine.service("kvtrial-nvidia-nodes").is_enabled
         assert "^libnvidia-" in machine.check_output("apt-config dump Unattended-Upgrade::Package-Blacklist")
 
         (model,) = machine.file(f"{STATE}/models").listdir()
@@ -240,7 +248,13 @@ def test_driver_and_engine_are_upgraded_by_their_pins_even_where_packages_are_he
     """Complaint 2."""
     site.hosts[1].sh("apt-mark hold nvidia-driver-cuda libnvidia-ml1 libcuda1")
     site.plays.set(kvtrial_driver_version=NEW, kvtrial_vllm_version="0.33.0")
-    assert min(site.changed(*TWO).values()) > 0
+    done = site.plays.play(PROVISION, *TWO, fails=False)
+    said = " ".join(done.stdout.split())
+    for name in ("h1", "h2"):
+        assert recap(done)[name]["changed"] > 0
+        assert (
+            f"{name}: changed: loaded module {MID} to {NEW}; package firmware-nvidia-gsp {MID}-1 to {NEW}-1; " in said
+        )
     assert site.driver() == [f"{NEW} {NEW}"] * 2 + [f"{MID} {MID}"]
     assert [name[:11] for name in site.venvs()] == ["vllm-0.30.0", "vllm-0.33.0"]
 

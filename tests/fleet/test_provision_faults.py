@@ -4,11 +4,13 @@ The stand-in driver is brought once; then each test plants one fault, and puts t
 """
 
 import shutil
+import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playing import Playbooks, last_line
+from playing import Playbooks, last_line, recap
 from rig import CONTROLLER
 from supplies import MID, NEW, OLD, Supplies, wheel
 from vendor import GPU, HEADERS, Deb, debs
@@ -59,6 +61,9 @@ def site(
 
 
 CHANGE = {"kvtrial_driver_version": NEW}
+PINS = "cat /etc/apt/preferences.d/kvtrial-nvidia-driver /etc/apt/apt.conf.d/51kvtrial-nvidia-driver"
+READY = "has no lock"
+"""What the engine says, which comes after a driver that is in order, where it is given no lock."""
 
 
 def test_a_host_that_is_not_drained_is_left_alone(site: Site) -> None:
@@ -72,6 +77,16 @@ def test_a_gpu_in_use_is_left_alone(site: Site) -> None:
     site.host.write(GPU, "processes=4711\n")
     assert "the GPU is in use by process 4711 stand-in-process" in site.refusal(**CHANGE)
     site.host.sh(f"rm {GPU}")
+
+
+def test_a_gpu_in_use_is_left_alone_also_where_nvidia_smi_fails(site: Site) -> None:
+    """After an upgrade of the library alone: nvidia-smi says nothing, and the engine that was there goes on."""
+    library = "/usr/lib/kvtrial-standin/library-version"
+    pid = site.host.sh(f"echo {NEW} > {library}; sleep 1000 < /dev/nvidia0 > /dev/null 2>&1 & echo $!")
+    assert "Driver/library version mismatch" in site.driver()
+    answer = site.refusal(**CHANGE)
+    site.host.sh(f"kill {pid}; echo {MID} > {library}")
+    assert f"the GPU is in use by process {pid} sleep; wait for it or end it yourself" in answer
 
 
 def test_mig_is_refused(site: Site) -> None:
@@ -156,9 +171,14 @@ def test_a_held_lock_of_apt_names_its_holder(site: Site) -> None:
 
 
 def test_a_version_that_the_repository_lacks_is_named(site: Site) -> None:
+    before = site.host.sh(PINS)
     answer = site.refusal(kvtrial_driver_version="599.99.99")
     assert "apt can't install nvidia-driver-cuda=599.99.99-*" in answer
     assert "599.99.99" in answer and site.driver() == MID
+    # The driver that stays is still pinned.
+    assert answer.endswith("Nothing was installed, and the driver and its preference are left as they were.")
+    assert site.host.sh(PINS) == before and f"Pin: version {MID}-*" in before
+    assert site.host.sh("ls /run", check=False).count("kvtrial-nvidia") == 0
 
 
 def test_another_kernel_is_not_let_in(site: Site) -> None:
@@ -172,6 +192,100 @@ def test_another_kernel_is_not_let_in(site: Site) -> None:
     )
     answer = site.refusal(kvtrial_driver_version=version)
     assert "apt would also bring linux-image-standin" in answer and site.driver() == MID
+    assert f"Pin: version {MID}-*" in site.host.sh(PINS)
+
+
+def test_a_kernel_that_comes_all_the_same_is_noticed_before_a_reboot(site: Site) -> None:
+    """Not by apt, which said what it would do: a hook of somebody's brings it while apt installs the driver."""
+    site.supplies.repository.add(Deb("linux-image-standin", "1-1"))
+    site.host.sh("apt-get update -q 2>/dev/null; cd /var/tmp; apt-get -q download linux-image-standin 2>/dev/null")
+    deb = "/var/tmp/linux-image-standin_*.deb"
+    hook = f"[ ! -e {deb} ] || DPKG_FRONTEND_LOCKED=1 dpkg -i {deb}"
+    site.host.write("/etc/apt/apt.conf.d/99standin-hook", f'DPkg::Post-Invoke {{ "{hook}"; }};\n')
+    boot = site.host.sh("cat /proc/sys/kernel/random/boot_id; stat -c %Y /run/systemd")
+    answer = site.refusal(**CHANGE)
+    site.host.sh(f"rm {deb} /etc/apt/apt.conf.d/99standin-hook")
+    assert (
+        "h1: the installed kernels changed with the driver (none to linux-image-standin=1-1); put the former" in answer
+    )
+    assert answer.endswith("The host was not rebooted.")
+    assert boot == site.host.sh("cat /proc/sys/kernel/random/boot_id; stat -c %Y /run/systemd")
+    site.host.sh("dpkg --purge linux-image-standin")
+    assert READY in site.refusal(vllm_lock="/nonexistent") and site.driver() == MID
+
+
+def with_fields(version: str, name: str, fields: str) -> list[Deb]:
+    """The driver of a version, one of whose packages says more in its control file."""
+    return [Deb(d.name, d.version, d.fields + fields if d.name == name else d.fields, d.files, d.links)
+            for d in debs(version)]  # fmt: skip
+
+
+def test_packages_of_others_are_not_taken_away(site: Site) -> None:
+    """And a kernel that is only recommended isn't brought: apt is asked in the simulation what it is asked after it."""
+    version = "590.2.2"
+    fields = "Conflicts: bystander\nRecommends: linux-image-recommended\n"
+    site.supplies.repository.add(
+        *with_fields(version, "libcuda1", fields), Deb("bystander", "1-1"), Deb("linux-image-recommended", "1-1")
+    )
+    site.host.sh("apt-get update -q 2>/dev/null; apt-get install -qy bystander")
+    answer = site.refusal(kvtrial_driver_version=version)
+    assert "apt would also remove bystander, which is no package of the driver; remove it yourself if nobody" in answer
+    assert site.driver() == MID and "install ok installed" in site.host.sh("dpkg -s bystander")
+    site.host.sh("apt-get purge -qy bystander")
+
+
+def test_what_is_not_the_drivers_does_not_make_it_due(site: Site) -> None:
+    """Another package that dpkg has not ended, and a companion that the distribution has at a version of its own."""
+    site.supplies.repository.add(Deb("bystander", "2-1"), Deb("nvidia-settings", "535.171.04-1"))
+    site.host.sh(
+        "apt-get update -q 2>/dev/null; apt-get install -qy nvidia-settings=535.171.04-1; cd /tmp;"
+        "apt-get -q download bystander; dpkg --unpack bystander_2-1_*.deb; rm bystander_*.deb"
+    )
+    boot = site.host.sh("cat /proc/sys/kernel/random/boot_id; stat -c %Y /run/systemd")
+    # A change would be refused: the host isn't drained.
+    site.plays.set("h1", kvtrial_host_drained=False, vllm_lock="/nonexistent")
+    done = site.plays.play(PROVISION, fails=True)
+    site.plays.set("h1")
+    assert READY in last_line(done) and recap(done)["h1"]["changed"] == 0
+    asked = "dpkg-query -W -f '${db:Status-Status} ${Version} ' bystander nvidia-settings"
+    assert site.host.sh(asked) == "unpacked 2-1 installed 535.171.04-1"
+    assert boot == site.host.sh("cat /proc/sys/kernel/random/boot_id; stat -c %Y /run/systemd")
+    site.host.sh("dpkg --purge bystander nvidia-settings")
+
+
+def test_the_fabric_manager_of_a_host_with_nvswitches_is_started_and_has_to_run(site: Site) -> None:
+    """The switch is a stand-in: a node of its name."""
+    state = "for word in is-enabled is-active; do systemctl $word nvidia-fabricmanager || true; done"
+    assert site.host.sh(state).split() == ["disabled", "inactive"]
+    site.host.sh("mknod /dev/nvidia-nvswitch0 c 1 3")
+    assert READY in site.refusal(vllm_lock="/nonexistent")
+    assert site.host.sh(state).split() == ["enabled", "active"]
+    site.host.sh("touch /usr/lib/kvtrial-standin/fabric-fails; systemctl stop nvidia-fabricmanager")
+    answer = site.refusal(vllm_lock="/nonexistent")
+    assert (
+        "h1: this host has NVSwitches, and their fabric manager does not run (nvidia-fabricmanager is failed)" in answer
+    )
+    answer = site.refusal(kvtrial_driver_manage=False, kvtrial_driver_version="")
+    assert (
+        "(nvidia-fabricmanager is failed), so no CUDA program starts; see journalctl -u nvidia-fabricmanager" in answer
+    )
+    assert answer.endswith("on the host, and start it.")
+    site.host.sh(
+        "rm /dev/nvidia-nvswitch0 /usr/lib/kvtrial-standin/fabric-fails; systemctl disable nvidia-fabricmanager"
+    )
+
+
+def test_the_node_that_cuda_needs_is_made_and_has_to_be_there(site: Site) -> None:
+    """Also where the driver is somebody else's."""
+    site.host.sh("systemctl disable --now kvtrial-nvidia-nodes; rm /dev/nvidia-uvm")
+    theirs = {"kvtrial_driver_manage": False, "kvtrial_driver_version": ""}
+    assert READY in site.refusal(vllm_lock="/nonexistent", **theirs)
+    assert site.host.sh("stat -c %F /dev/nvidia-uvm") == "character special file"
+    site.host.sh("mv /usr/sbin/modprobe /root; systemctl stop kvtrial-nvidia-nodes; rm /dev/nvidia-uvm")
+    answer = site.refusal(vllm_lock="/nonexistent")
+    assert "/dev/nvidia-uvm is missing, and a CUDA engine, which runs without privileges, can't make it" in answer
+    site.host.sh("mv /root/modprobe /usr/sbin")
+    assert READY in site.refusal(vllm_lock="/nonexistent")
 
 
 def test_a_driver_too_old_for_the_wheels_fails_before_anything_is_fetched(site: Site) -> None:
@@ -180,6 +294,17 @@ def test_a_driver_too_old_for_the_wheels_fails_before_anything_is_fetched(site: 
     assert f"driver {OLD} < 580 needed by the CUDA 13 wheels of vLLM 0.30.0" in last_line(done)
     assert "Pack the wheels" not in done.stdout and site.host.sh(f"ls {STATE}", check=False) == ""
     assert site.driver() == OLD
+    # Check mode says what is due, and what is in the way, and judges the wheels by the driver that would come.
+    site.plays.set("h1", kvtrial_host_drained=False)
+    done = site.plays.play(PROVISION, "--check", "--diff", fails=False)
+    site.plays.set("h1")
+    said = " ".join(done.stdout.split())
+    assert f"h1: the driver would be brought to {MID}; not at it: firmware-nvidia-gsp {OLD}-1, libcuda1 {OLD}-1" in said
+    assert (
+        f"As things are, it would be refused: h1: the driver has to be changed ({OLD} to {MID}), and the host is"
+        in said
+    )
+    assert "vLLM 0.30.0 (cuda) would be installed into" in said and recap(done)["h1"]["changed"] > 0
     site.refusal(vllm_lock="/nonexistent")
 
 
@@ -212,3 +337,21 @@ def test_another_file_than_the_locked_one_from_an_index_is_named(site: Site, tmp
 def test_the_wrong_model_is_refused_with_its_own_hash(site: Site) -> None:
     answer = site.refusal(kvtrial_model_manifest_revision="0" * 64)
     assert f"is {site.supplies.model_revision()}, model_upload_sha256 says 0000" in answer
+
+
+def test_a_removal_that_was_cut_off_is_gone_on_with(site: Site) -> None:
+    """Killed with the packages gone and the reboot ahead: the next one takes the rest, and reboots."""
+    left = "find /etc/apt /etc/systemd /var/lib/apt/lists -name '*kvtrial-nvidia*'; dpkg-query -W | grep nvidia || true"
+    assert len(site.host.sh(left).splitlines()) > 8
+    running = site.plays.start(PROVISION, "-e", "kvtrial_state=absent")
+    while not running.is_over() and "TASK [kvtrial.vllm.nvidia_driver : Reboot into" not in running.log.read_text():
+        time.sleep(0.02)
+    running.signal(signal.SIGKILL)
+    running.process.wait()
+    site.host.wait()
+    assert "sources.list.d/kvtrial-nvidia-driver.sources" in site.host.sh(left)
+    site.plays.play(PROVISION, "-e", "kvtrial_state=absent", fails=False)
+    assert site.host.sh(left) == ""
+    assert site.host.sh("cat /proc/driver/nvidia/version 2>/dev/null", check=False) == ""
+    done = site.plays.play(PROVISION, "-e", "kvtrial_state=absent", fails=False)
+    assert recap(done)["h1"]["changed"] == 0

@@ -60,6 +60,23 @@ mkdir -p /proc/driver/nvidia
 echo "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  $(cat {STANDIN}/module-version)  kvtrial stand-in" \\
   > /proc/driver/nvidia/version
 for node in nvidia0 nvidiactl; do [ -e /dev/$node ] || mknod /dev/$node c 1 3; done
+# Without nvidia_uvm: something has to ask for it (modprobe), and to make its node.
+mkdir -p /run/kvtrial-standin
+printf 'Character devices:\n195 nvidia\n195 nvidiactl\n' > /run/kvtrial-standin/devices
+mountpoint -q /proc/devices || mount --bind /run/kvtrial-standin/devices /proc/devices
+"""
+MODPROBE = """#!/bin/sh
+# Stand-in of the kvtrial tests: the kernel of a test host has no module of NVIDIA's, and the host no modprobe.
+[ "$1" = nvidia_uvm ] && [ -e /proc/driver/nvidia/version ] || { echo "FATAL: Module $1 not found."; exit 1; }
+grep -q nvidia-uvm /run/kvtrial-standin/devices || echo '510 nvidia-uvm' >> /run/kvtrial-standin/devices
+"""
+FABRIC_UNIT = f"""[Unit]
+Description=kvtrial stand-in: no fabric manager, it only stays
+[Service]
+ExecStartPre=/usr/bin/test ! -e {STANDIN}/fabric-fails
+ExecStart=/usr/bin/sleep infinity
+[Install]
+WantedBy=multi-user.target
 """
 DKMS = f"""#!/bin/sh
 # Stand-in of the kvtrial tests: says that the module on disk is built where the kernel's headers are.
@@ -102,18 +119,27 @@ def debs(version: str, revision: str = "1") -> list[Deb]:
         Deb("nvidia-driver-cuda", full, together, (("/usr/bin/nvidia-smi", SMI, 0o755),)),
         Deb("libcuda1", full),
         Deb("libnvidia-ml1", full, files=((f"{STANDIN}/library-version", f"{upstream}\n", 0o644),)),
+        # As in the vendor's repository for Debian: another than the newest driver needs its own version of it.
+        Deb("firmware-nvidia-gsp", full),
         Deb(
             "nvidia-kernel-open-dkms",
             full,
+            f"Depends: firmware-nvidia-gsp (= {full})\n",
             files=(
                 (f"{STANDIN}/module-version", f"{upstream}\n", 0o644),
                 (f"{STANDIN}/load", LOAD, 0o755),
                 ("/usr/sbin/dkms", DKMS, 0o755),
+                ("/usr/sbin/modprobe", MODPROBE, 0o755),
                 (unit, UNIT, 0o644),
             ),
             links=(("/etc/systemd/system/sysinit.target.wants/kvtrial-standin-module.service", unit),),
         ),
-        Deb("nvidia-fabricmanager", full, f"Depends: nvidia-driver-cuda (= {full})\n"),
+        Deb(
+            "nvidia-fabricmanager",
+            full,
+            f"Depends: nvidia-driver-cuda (= {full})\n",
+            (("/lib/systemd/system/nvidia-fabricmanager.service", FABRIC_UNIT, 0o644),),
+        ),
         Deb("libnvidia-nscq", full),
     ]
 
