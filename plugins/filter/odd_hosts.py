@@ -19,7 +19,8 @@ def odd_hosts(hosts, may_differ=()):
     for name in properties:
         if name in may_differ:
             continue
-        found = {host: values.get(name) for host, values in hosts.items()}
+        # A host of which it is not known yet is not compared.
+        found = {host: values[name] for host, values in hosts.items() if name in values}
         counted = Counter(map(str, found.values())).most_common()
         if len(counted) < 2:
             continue

@@ -103,7 +103,7 @@ def test_a_host_cut_off_and_a_controller_killed_during_the_fetch_leave_no_token(
     running = plays.start("playbooks/provision.yml", "-e", f"kvtrial_model_token_file={token}")
     try:
         until = time.monotonic() + 600
-        while not host.sh("pgrep -f token-on-stdin", check=False):
+        while not host.sh("pgrep -f [t]oken-on-stdin", check=False):
             assert time.monotonic() < until and not running.is_over(), running.log.read_text()[-3000:]
             time.sleep(0.2)
         assert on_the_host(plays) == []
