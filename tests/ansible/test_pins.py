@@ -26,6 +26,44 @@ def test_a_misspelt_name_is_named_with_the_one_that_was_meant():
     assert slips(["my_own", "ansible_host", "protocol", "arms", "model_revision"]) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("kvtrail_pairs", "kvtrial_pairs"),
+        ("kvtrail_pais", "kvtrial_pairs"),
+        ("kvtrial__pairs", "kvtrial_pairs"),
+        ("kvtrials_pairs", "kvtrial_pairs"),
+        ("kv_trial_pairs", "kvtrial_pairs"),
+        ("vktrial_state", "kvtrial_state"),
+        ("ktrial_port", "kvtrial_port"),
+        ("vlm_lock", "vllm_lock"),
+        ("vllms_lock", "vllm_lock"),
+        ("nvidia_reboot_allowed", "nvidia_driver_reboot_allowed"),
+        ("nvida_driver_reboot_allowed", "nvidia_driver_reboot_allowed"),
+        ("modle_manifest_revision", "model_manifest_revision"),
+    ],
+)
+def test_a_name_misspelt_in_its_prefix_is_named_with_the_one_that_was_meant(name, meant):
+    (sentence,) = slips([name])
+    assert sentence.startswith(f"{name} is ") and sentence.endswith(f"(did you mean {meant}?)")
+    assert slips([name], own=[name]) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "models_root", "models_directory", "engines_port", "trail_state", "trials", "my_pairs", "site_name",
+        "hub_token", "retrial_count", "material_seed", "kv_cache_dtype", "kv_store_port", "llvm_version", "llm_lock",
+        "nvidia_version", "nvidia_packages", "nvidia_smi_path", "cuda_version", "driver_model", "node_exporter_port",
+        "vlan_id", "virtual_machine_host", "rack", "gpu_count", "modern_python", "workloads", "ansible_user",
+        "ansible_port", "inventory_hostname", "group_names", "omit", "playbook_dir", "trust_model_root",
+        "collected_facts", "llm_version", "vision_lock",
+    ],
+)  # fmt: skip
+def test_a_name_of_the_users_own_is_not_taken_for_a_slip(name):
+    assert slips([name]) == []
+
+
 @pytest.mark.parametrize("name", ["pairs", "seed", "sizes", "hosts", "purge", "trace"])
 def test_a_short_name_that_nobody_reads_is_named_with_its_long_one(name):
     assert slips([name]) == [f"{name} is read by nobody (did you mean kvtrial_{name}?)"]
@@ -59,6 +97,7 @@ def test_every_name_in_our_inventories_is_known(inventory, tools):
     [
         ("kvtrial_pais=2", "this-machine: kvtrial_pais is unknown (did you mean kvtrial_pairs?)"),
         ("pairs=2", "this-machine: pairs is read by nobody (did you mean kvtrial_pairs?)"),
+        ("kvtrail_pairs=2", "this-machine: kvtrail_pairs is read by nobody (did you mean kvtrial_pairs?)"),
         ("kvtrial_model_manifest_revison=x", "did you mean kvtrial_model_manifest_revision?"),
     ],
 )
