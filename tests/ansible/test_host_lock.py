@@ -193,42 +193,12 @@ def test_every_play_that_holds_hosts_gives_back_those_that_fail_in_it():
         assert freed["when"] == "inventory_hostname not in ansible_play_hosts" and freed["tags"] == ["always"]
 
 
-@pytest.fixture
-def machine(tmp_path):
-    """An inventory of this machine with a lock and a state directory of its own, and what it says."""
-    lock = Path(host_lock.default_path(os.geteuid()))
-    assert not lock.exists(), f"somebody holds this machine: {lock.read_text()}"
-    folder = tmp_path / "inventory" / "group_vars" / "all"
-    folder.mkdir(parents=True)
-    (folder / "00-pins.yml").symlink_to(PLAYBOOKS.parent / "group_vars" / "all" / "pins.yml")
-    host = {
-        "ansible_connection": "local",
-        "ansible_python_interpreter": sys.executable,
-        "kvtrial_host_may_be_disturbed": True,
-        "kvtrial_backend": "cpu",
-        "kvtrial_state_dir": str(tmp_path / "state"),
-        "kvtrial_port": 18767,
-        "kvtrial_ram_reserve_bytes": 1,
-        "vllm_existing_venv": "/nonexistent",
-        "workload_wheel_cache": str(tmp_path / "wheels"),
-        "workload_python": sys.executable,
-    }
-    (tmp_path / "inventory" / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"h1": host}}}))
-    yield str(tmp_path / "inventory"), lock, tmp_path
-    lock.unlink(missing_ok=True)
-
-
-def last(done):
-    return [line for line in done.stdout.splitlines() if line.strip()][-1]
-
-
-def test_a_host_whose_provision_failed_is_given_back(machine, tools):
-    inventory, lock, _ = machine
-    done = tools.run("ansible-playbook", "-i", inventory, "playbooks/provision.yml")
+def test_a_host_whose_provision_failed_is_given_back(machine):
+    done = machine.play("playbooks/provision.yml", vllm_existing_venv="/nonexistent")
     assert done.returncode != 0
-    assert "vllm_existing_venv=/nonexistent holds no command bin/vllm" in last(done), done.stdout
+    assert "vllm_existing_venv=/nonexistent holds no command bin/vllm" in machine.last(done), done.stdout
     assert "Give the host back" in done.stdout
-    assert not lock.exists()
+    assert not machine.lock.exists()
 
 
 @pytest.mark.parametrize(
@@ -238,29 +208,17 @@ def test_a_host_whose_provision_failed_is_given_back(machine, tools):
         ("playbooks/provision.yml", "h1: Another provision, by ann on elsewhere (pid 1), has held this host for "),
     ],
 )
-def test_whoever_else_holds_a_host_is_named(machine, tools, playbook, sentence):
-    inventory, lock, folder = machine
-    host_lock.take(str(lock), {"owner": "elsewhere/x/y:1:1", "by": "ann on elsewhere (pid 1)", "since": 0})
-    settings = {
-        "protocol": "offload_return",
-        "kvtrial_results_dir": str(folder / "r"),
-        "kvtrial_engine_args": {"num-gpu-blocks-override": 33, "max-model-len": 512, "block-size": 32},
-        "kvtrial_sizes": {"tier_bytes": 33554432, "prompt_tokens": 144, "misses": 4},
-        "kvtrial_connector_extra_config": {
-            "spec_name": "HostOffloadingSpec",
-            "spec_module_path": "kvtrial_host_offload",
-        },
-    }
-    done = tools.run("ansible-playbook", "-i", inventory, playbook, "-e", json.dumps(settings))
+def test_whoever_else_holds_a_host_is_named(machine, playbook, sentence):
+    host_lock.take(str(machine.lock), {"owner": "elsewhere/x/y:1:1", "by": "ann on elsewhere (pid 1)", "since": 0})
+    done = machine.play(playbook)
     assert done.returncode != 0
-    assert last(done).startswith(sentence), done.stdout[-3000:]
-    assert json.loads(lock.read_text())["owner"] == "elsewhere/x/y:1:1"
-    assert not (folder / "state").exists()
+    assert machine.last(done).startswith(sentence), done.stdout[-3000:]
+    assert json.loads(machine.lock.read_text())["owner"] == "elsewhere/x/y:1:1"
+    assert not machine.state.exists()
 
 
-def test_a_provision_is_refused_beside_a_campaign_in_a_sentence(machine, campaign, tools):
-    inventory, lock, _ = machine
-    done = tools.run("ansible-playbook", "-i", inventory, "playbooks/provision.yml")
+def test_a_provision_is_refused_beside_a_campaign_in_a_sentence(machine, campaign):
+    done = machine.play("playbooks/provision.yml", kvtrial_state_dir=str(campaign))
     assert done.returncode != 0
-    assert last(done).startswith("h1: Campaign 20260101-a runs here (host program, pid "), done.stdout[-3000:]
-    assert not lock.exists()
+    assert machine.last(done).startswith("h1: Campaign 20260101-a runs here (host program, pid "), done.stdout[-3000:]
+    assert not machine.lock.exists()
