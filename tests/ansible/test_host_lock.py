@@ -218,7 +218,7 @@ def test_whoever_else_holds_a_host_is_named(machine, playbook, sentence):
 
 
 def test_a_provision_is_refused_beside_a_campaign_in_a_sentence(machine, campaign):
-    done = machine.play("playbooks/provision.yml", kvtrial_state_dir=str(campaign))
+    done = machine.play("playbooks/provision.yml", apart=False, kvtrial_state_dir=str(campaign))
     assert done.returncode != 0
     assert machine.last(done).startswith("h1: Campaign 20260101-a runs here (host program, pid "), done.stdout[-3000:]
     assert not machine.lock.exists()
