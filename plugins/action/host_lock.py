@@ -48,9 +48,11 @@ class ActionModule(ActionBase):
         arguments = dict(self._task.args, owner=owner_of(pid))
         arguments["by"] = "%s on %s (pid %d)" % (getpass.getuser(), socket.gethostname(), pid)
         result = self._execute_module("kvtrial.vllm.host_lock", arguments, task_vars=task_vars)
-        if result.get("failed") and is_dead((result.get("lock") or {}).get("owner", "")):
-            arguments["force"] = True
+        owner = (result.get("lock") or {}).get("owner", "")
+        if result.get("failed") and is_dead(owner):
+            # Not by force: another one of this controller may have seen so, too, and been quicker.
+            arguments["dead"] = owner
             result = self._execute_module("kvtrial.vllm.host_lock", arguments, task_vars=task_vars)
-        if result.get("failed") and result.get("lock"):
+        if result.get("failed") and "msg" in result:
             result["msg"] = "%s: %s" % (task_vars["inventory_hostname"], result["msg"])
         return result

@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0
-"""Filters odd_hosts and unlike_pins; documented beside."""
+"""Filters odd_hosts, unlike_pins and unlike_fleet; documented beside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def odd_hosts(hosts, may_differ=()):
     for name in properties:
         if name in may_differ:
             continue
-        found = {host: values.get(name) for host, values in hosts.items()}
+        # A host of which it is not known yet is not compared.
+        found = {host: values[name] for host, values in hosts.items() if name in values}
         counted = Counter(map(str, found.values())).most_common()
         if len(counted) < 2:
             continue
@@ -33,11 +34,38 @@ def odd_hosts(hosts, may_differ=()):
 
 
 def unlike_pins(values, pins, may_differ=()):
-    """Sentences on the properties of one host that differ from the pins; an empty pin is none."""
+    """Sentences on the properties of one host that differ from the pins.
+
+    An empty pin is none, and a property that is not among `values` is not known yet.
+    """
     return [
-        "%s is %s, pinned is %s" % (name, _said(values.get(name)), pin)
+        "%s is %s, pinned is %s" % (name, _said(values[name]), pins[name]) for name in _unlike(values, pins, may_differ)
+    ]
+
+
+def unlike_fleet(hosts, pins, may_differ=(), failed=None):
+    """Sentences naming every host that differs from its pins, then those that differ from the rest.
+
+    hosts: {host: {property: value}}; pins: the same for what is pinned; failed: {host: what was found wrong with its
+    model}. A property in which a host differs from its pin is not told once more.
+    """
+    failed = failed or {}
+    sentences, told = [], set(may_differ)
+    for host, values in hosts.items():
+        told.update(_unlike(values, pins.get(host, {}), may_differ))
+        unlike = unlike_pins(values, pins.get(host, {}), may_differ)
+        if unlike:
+            sentences.append("%s is not as pinned: %s" % (host, "; ".join(unlike)))
+    if "model" not in may_differ:
+        sentences += ["%s is not as pinned: %s" % (host, words.rstrip(". ")) for host, words in failed.items()]
+    return sentences + odd_hosts(hosts, told)
+
+
+def _unlike(values, pins, may_differ):
+    return [
+        name
         for name, pin in pins.items()
-        if pin and name not in may_differ and str(values.get(name)) != str(pin)
+        if pin and name in values and name not in may_differ and str(values[name]) != str(pin)
     ]
 
 
@@ -49,4 +77,4 @@ class FilterModule:
     """Filters of this collection."""
 
     def filters(self):
-        return {"odd_hosts": odd_hosts, "unlike_pins": unlike_pins}
+        return {"odd_hosts": odd_hosts, "unlike_pins": unlike_pins, "unlike_fleet": unlike_fleet}

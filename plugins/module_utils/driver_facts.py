@@ -263,8 +263,16 @@ def os_release(text):
     return {"id": values.get("ID", "").strip('"'), "version_id": values.get("VERSION_ID", "").strip('"')}
 
 
-def lock_holder(path="/var/lib/dpkg/lock-frontend", proc="/proc"):
-    """{pid, command} of the process that holds apt's lock; None where nobody does (or it cannot be asked)."""
+LOCKS = ("/var/lib/dpkg/lock-frontend", "/var/lib/apt/lists/lock", "/var/cache/apt/archives/lock")
+"""What apt locks: while packages are changed, while lists are fetched (apt update), and while packages are."""
+
+
+def lock_holder(*paths, proc="/proc"):
+    """{pid, command} of the process that holds one of apt's locks; None where nobody does (or it cannot be asked)."""
+    return next((holder for path in paths or LOCKS if (holder := _holder_of(path, proc)) is not None), None)
+
+
+def _holder_of(path, proc):
     try:
         descriptor = os.open(path, os.O_RDWR)
     except OSError:

@@ -1,7 +1,9 @@
 # Licensed under the Apache License, Version 2.0
 """What below a state directory this project made, and no one else. Standard library only, Python 3.8 and newer.
 
-A name alone proves nothing: each thing must also hold what the project writes into it. Links are never followed.
+A name alone proves nothing: each thing must also hold what the project writes into it (or nothing any more), or a mark
+beside it says whose it is. The mark is there before the thing, so that what an interrupted run left is known as well.
+Links are never followed.
 """
 
 from __future__ import annotations
@@ -14,13 +16,19 @@ import shutil
 from ansible_collections.kvtrial.vllm.plugins.module_utils import processes
 
 FOLDERS = ("cache", "campaigns", "models", "venvs", "wheels")
+MARKED = ("models", "venvs")
 VENV = re.compile(r"(vllm-.+|workload)-[0-9a-f]{12}$")
 MADE_MODEL = re.compile(r"made-[0-9a-f]{12}$")
 BROUGHT_MODEL = re.compile(r"(upload|[^/]+--[^/]+)-[0-9a-f]{12}$")
 GIVEN_MANIFEST = re.compile(r"given-[0-9a-f]{12}\.manifest\.json$")
 WHEEL_FOLDER = re.compile(r"[0-9a-f]{12}$")
 WHEEL = re.compile(r"kvtrial-[^/]+\.whl$")
+MARK = re.compile(r"\.(.+)\.kvtrial$")
+"""Beside venvs and models: `.NAME.kvtrial` owns NAME, NAME.partial (a model on its way), .NAME.* (one being made)."""
+ANY = re.compile("")
 MARKER = "kvtrial-installed.json"
+IDENTITIES = (MARKER, "plan.json", "manifest.json")
+"""What a thing is known by; removed last, so that a removal that was interrupted is gone on with."""
 CARD = "calibration.json"
 JSON_BYTES = 1 << 26
 
@@ -45,26 +53,40 @@ def made_here(state_dir):
         ("venvs", _is_venv),
         ("wheels", _is_wheel_folder),
     ):
-        found += [path for path in _children(os.path.join(state_dir, folder)) if is_ours(path)]
+        children = _children(os.path.join(state_dir, folder))
+        found += [path for path in children if is_ours(path) or _is_emptied(path)]
+        owned = [MARK.match(os.path.basename(path))[1] for path in children if folder in MARKED and _is_mark(path)]
+        found += [path for path in children if not os.path.islink(path) and _is_owned(os.path.basename(path), owned)]
     cache = os.path.join(state_dir, "cache", "vllm")
     if _is_folder(cache):
         found.append(cache)
     card = os.path.join(state_dir, CARD)
     if os.path.isfile(card) and not os.path.islink(card) and "calibration_id" in _object_in(card):
         found.append(card)
-    return sorted(found)
+    return sorted(set(found))
 
 
 def remove(state_dir, paths):
     """Remove `paths`, then the project's folders and `state_dir` where they are empty. Raises OSError."""
-    for path in paths:
+    for path in sorted(paths, key=_is_mark):
         if _is_folder(path):
-            shutil.rmtree(path)
+            _remove_folder(path)
         else:
             os.unlink(path)
     for path in [os.path.join(state_dir, name) for name in FOLDERS] + [state_dir]:
         if _is_folder(path) and not os.listdir(path):
             os.rmdir(path)
+
+
+def _remove_folder(path):
+    """Remove a folder, and what it is known by last."""
+    for name in sorted(os.listdir(path), key=lambda name: name in IDENTITIES):
+        inner = os.path.join(path, name)
+        if _is_folder(inner):
+            shutil.rmtree(inner)
+        else:
+            os.unlink(inner)
+    os.rmdir(path)
 
 
 def left_in(state_dir):
@@ -96,6 +118,13 @@ def _object_in(path):
     return value if isinstance(value, dict) else {}
 
 
+def _is_emptied(path):
+    """A folder of ours that has nothing in it yet, as a campaign's before its plan is there, or any more."""
+    name, folder = os.path.basename(path), os.path.basename(os.path.dirname(path))
+    patterns = {"venvs": (VENV,), "models": (MADE_MODEL, BROUGHT_MODEL), "wheels": (WHEEL_FOLDER,), "campaigns": (ANY,)}
+    return _is_folder(path) and not os.listdir(path) and any(one.match(name) for one in patterns[folder])
+
+
 def _is_campaign(path):
     return _is_folder(path) and "schema_version" in _object_in(os.path.join(path, "plan.json"))
 
@@ -118,6 +147,22 @@ def _is_model(path):
     if BROUGHT_MODEL.match(name):
         return "schema_version" in manifest and manifest.get("brought_here") is True
     return bool(MADE_MODEL.match(name)) and "schema_version" in manifest and manifest.get("weights") == "random"
+
+
+def _is_mark(path):
+    """Whether it is a mark of this project: a file that says so, and names what it owns."""
+    match = MARK.match(os.path.basename(path))
+    if not match or os.path.islink(path) or not os.path.isfile(path):
+        return False
+    # Torn where its writer was killed: then it is empty.
+    said = _object_in(path) if os.path.getsize(path) else {"made_by": "kvtrial", "name": match[1]}
+    named = VENV.match(match[1]) or MADE_MODEL.match(match[1]) or BROUGHT_MODEL.match(match[1])
+    return bool(named) and said.get("made_by") == "kvtrial" and said.get("name") == match[1]
+
+
+def _is_owned(name, owned):
+    """Whether the marks of `owned` own what has this name, or are it."""
+    return any(name in (one, one + ".partial") or name.startswith(".%s." % one) for one in owned)
 
 
 def _is_wheel_folder(path):

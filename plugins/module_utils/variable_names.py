@@ -62,6 +62,52 @@ def settings(root):
     return {name for name in names if name.startswith("kvtrial_")}
 
 
+def distance(one, other):
+    """How many letters are wrong, missing, too many, or exchanged with the next."""
+    rows = [list(range(len(other) + 1))]
+    for i, letter in enumerate(one, 1):
+        row = [i]
+        for j, wanted in enumerate(other, 1):
+            row.append(min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != wanted)))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
+                row[-1] = min(row[-1], rows[-2][j - 2] + 1)
+        rows.append(row)
+    return rows[-1][-1]
+
+
+DISTINCT = ("kvtrial_", "vllm_")
+"""Prefixes that mean nothing else: one of theirs with a letter wrong is a slip. model_, engine_ and the like are words
+of everybody's: there only a name of at least two more words, all of them right, is one."""
+EVERYBODYS = ("llm", "llvm")
+"""Words a letter or two beside a prefix that mean something themselves."""
+
+
+def meant(name, known, of_the_project):
+    """The known name that one with a slip in its prefix was meant to be; empty where it is nobody's of the project.
+
+    Slips are a letter of the prefix, an underscore in it (kv_trial_pairs), and a word of it left out
+    (nvidia_reboot_allowed).
+    """
+    words = name.split("_")
+    for parts in (1, 2):
+        begin, rest = "".join(words[:parts]), "_".join(words[parts:])
+        off = distance(begin, "kvtrial") if abs(len(begin) - 7) < 3 else 9
+        if rest and (off < 2 or (off == 2 and begin.startswith("kv"))):
+            wanted = "kvtrial_" + rest
+            near = difflib.get_close_matches(wanted, sorted(n for n in known if n.startswith("kvtrial_")), 1, 0.6)
+            return wanted if wanted in known else near[0] if near else wanted
+    for prefix in of_the_project:
+        prefix_words = prefix.rstrip("_").split("_")
+        for parts in {len(prefix_words), *range(1, len(prefix_words))}:
+            begin, rest = "_".join(words[:parts]), "_".join(words[parts:])
+            if prefix + rest not in known or not rest or begin in EVERYBODYS:
+                continue
+            long_enough = prefix in DISTINCT or "_" in rest
+            if long_enough and (begin in prefix_words or distance(begin, prefix.rstrip("_")) == 1):
+                return prefix + rest
+    return ""
+
+
 def slips(names, known, own, of_the_project, removed=None, settable=()):
     """Sentences about names that nobody reads: former ones and unknown ones with a prefix of the project's.
 
@@ -77,4 +123,8 @@ def slips(names, known, own, of_the_project, removed=None, settable=()):
             sentences.append("%s is unknown%s" % (name, " (did you mean %s?)" % near[0] if near else ""))
         elif "kvtrial_" + name in settable and not name.startswith(of_the_project) and name not in (*SHORT, *own):
             sentences.append("%s is read by nobody (did you mean kvtrial_%s?)" % (name, name))
+        elif not name.startswith((*of_the_project, "ansible_", "_")) and name not in (*SHORT, *own):
+            near = meant(name, known, of_the_project)
+            if near and near != name:
+                sentences.append("%s is read by nobody (did you mean %s?)" % (name, near))
     return sentences

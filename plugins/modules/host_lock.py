@@ -5,10 +5,10 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: host_lock
-short_description: Keep two provisions from changing one host at once
+short_description: Keep two provisions, or a provision and an experiment, from changing one host at once
 version_added: "0.1.0"
 description:
-  - Takes or gives back a lock file on the host. Taking a lock that O(owner) holds already changes nothing.
+  - Takes or gives back a lock file on the host. Taking a lock that O(owner) holds already renews it.
   - A lock no longer counts when its holder was a process of this controller that lives no more, when the host was
     booted since, and when it is too old.
 options:
@@ -25,12 +25,27 @@ options:
     type: str
     choices: [held, free]
     default: held
+  dead:
+    description: An owner who is known to be dead; what it left is taken over. The action plugin of this name sets it.
+    type: str
+    default: ""
   lasts_seconds:
     description: After this time without a new take the lock no longer counts.
     type: int
     default: 7200
+  purpose:
+    description:
+      - What the host is taken for. A C(provision) is refused while a host program of a campaign works there; an
+        C(experiment) is not, since it may be the one that goes on with it.
+    type: str
+    choices: [provision, experiment]
+    default: provision
+  state_dir:
+    description: Where campaigns lie on the host; empty, it is not looked for any.
+    type: str
+    default: ""
   force:
-    description: Take it whoever holds it.
+    description: Take it whoever holds it. A campaign at work is no holder, and is not passed over.
     type: bool
     default: false
   path:
@@ -63,26 +78,36 @@ lock:
 import os
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kvtrial.vllm.plugins.module_utils import host_lock, processes
+from ansible_collections.kvtrial.vllm.plugins.module_utils import host_lock, processes, program_state
 
 
-def hold(module, found, boot_id):
+def hold(module, boot_id):
     """Take the lock, or fail with a sentence."""
     asked, now = module.params, host_lock.monotonic()
-    changed = found is None or found.get("owner") != asked["owner"]
-    if found is not None and changed and not (asked["force"] or host_lock.is_over(found, now, boot_id)):
-        module.fail_json(msg=host_lock.refusal(found, now), lock=found)
+    found = host_lock.read(asked["path"]) or {}
+    mine = found.get("owner") == asked["owner"]
+    lock = {name: asked[name] for name in ("owner", "by", "purpose")}
+    lock.update(boot_id=boot_id, since=found.get("since", now) if mine else now, until=now + asked["lasts_seconds"])
+
+    def may_replace(there):
+        owner = there.get("owner", "")
+        known = bool(owner) and owner in (asked["owner"], asked["dead"])
+        return asked["force"] or known or host_lock.is_over(there, now, boot_id)
+
     if module.check_mode:
-        module.exit_json(changed=False, lock=found or {})
-    if found is not None:
-        host_lock.give_back(asked["path"])
-    lock = {"owner": asked["owner"], "by": asked["by"], "boot_id": boot_id, "since": now}
-    lock["until"] = now + asked["lasts_seconds"]
-    if not changed:
-        lock["since"] = found.get("since", now)
-    if not host_lock.take(asked["path"], lock):
-        module.fail_json(msg=host_lock.refusal(host_lock.read(asked["path"]) or {}, now), lock=found or {})
-    module.exit_json(changed=False, lock=found or {})
+        taken = not found or may_replace(found)
+    else:
+        taken, found = host_lock.take(asked["path"], lock, may_replace)
+    found = found or {}
+    if not taken:
+        module.fail_json(msg=host_lock.refusal(found, now), lock=found)
+    # After the lock was taken: a program is started by who holds it.
+    programs = program_state.running_programs(asked["state_dir"]) if asked["state_dir"] else []
+    if programs and asked["purpose"] == "provision":
+        if not module.check_mode:
+            host_lock.give_back(asked["path"], asked["owner"])
+        module.fail_json(msg=host_lock.campaign_refusal(programs))
+    module.exit_json(changed=False, lock=found)
 
 
 def main():
@@ -91,7 +116,10 @@ def main():
             "owner": {"type": "str", "default": ""},
             "by": {"type": "str", "default": ""},
             "state": {"type": "str", "choices": ["held", "free"], "default": "held"},
+            "dead": {"type": "str", "default": ""},
             "lasts_seconds": {"type": "int", "default": 7200},
+            "purpose": {"type": "str", "choices": ["provision", "experiment"], "default": "provision"},
+            "state_dir": {"type": "str", "default": ""},
             "force": {"type": "bool", "default": False},
             "path": {"type": "path"},
         },
@@ -99,12 +127,10 @@ def main():
     )
     path = module.params["path"] = module.params["path"] or host_lock.default_path(os.geteuid())
     boot_id = processes.read_text("/proc/sys/kernel/random/boot_id", 64).strip()
-    found = host_lock.read(path)
     try:
         if module.params["state"] == "held":
-            hold(module, found, boot_id)
-        if not module.check_mode and found is not None and found.get("owner") == module.params["owner"]:
-            host_lock.give_back(path)
+            hold(module, boot_id)
+        found = host_lock.read(path) if module.check_mode else host_lock.give_back(path, module.params["owner"])
     except OSError as error:
         module.fail_json(msg="The lock %s can't be written: %s; make that possible, and run again." % (path, error))
     module.exit_json(changed=False, lock=found or {})

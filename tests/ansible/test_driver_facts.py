@@ -216,8 +216,13 @@ def test_the_holder_of_apts_lock_is_named(tmp_path):
         assert holder.stdout.readline() == "held\n"
         found = driver_facts.lock_holder(str(path))
         assert found["pid"] == holder.pid and found["command"].startswith("python")
+        assert driver_facts.lock_holder("/nonexistent", __file__, str(path)) == found
         holder.communicate("\n")
     assert driver_facts.lock_holder(str(path)) is None
+
+
+def test_also_the_lock_of_an_update_of_apts_lists_is_looked_at():
+    assert {"/var/lib/dpkg/lock-frontend", "/var/lib/apt/lists/lock"} <= set(driver_facts.LOCKS)
 
 
 PIN = "580.95.05"

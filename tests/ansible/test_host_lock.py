@@ -1,22 +1,137 @@
 """The lock of a host: who holds it, and when it no longer counts."""
 
+import json
+import os
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
+import yaml
 from ansible_collections.kvtrial.vllm.plugins.action import host_lock as action
-from ansible_collections.kvtrial.vllm.plugins.module_utils import host_lock
+from ansible_collections.kvtrial.vllm.plugins.module_utils import host_lock, processes
 
 
-def test_a_lock_is_taken_once_and_given_back(tmp_path):
+def test_a_lock_is_taken_once_and_given_back_by_its_owner(tmp_path):
     path = str(tmp_path / "run" / "provision.lock")
     assert host_lock.read(path) is None
-    assert host_lock.take(path, {"owner": "a"})
-    assert not host_lock.take(path, {"owner": "b"})
+    assert host_lock.take(path, {"owner": "a"}) == (True, None)
+    assert host_lock.take(path, {"owner": "b"}) == (False, {"owner": "a"})
     assert host_lock.read(path) == {"owner": "a"}
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["provision.lock"]
-    assert host_lock.give_back(path)
-    assert not host_lock.give_back(path)
+    assert host_lock.give_back(path, "b") == {"owner": "a"} == host_lock.read(path)
+    assert host_lock.give_back(path, "a") == {"owner": "a"}
+    assert not (tmp_path / "run").exists()
+    assert host_lock.give_back(path, "a") is None
+    assert not (tmp_path / "run").exists()
+
+
+def test_of_two_who_find_a_stale_lock_one_alone_takes_it_over(tmp_path):
+    """The second comes while the first has read the lock and has not written its own yet."""
+    path = str(tmp_path / "run" / "provision.lock")
+    host_lock.take(path, {"owner": "dead"})
+    taken = {}
+
+    def second():
+        taken["second"] = host_lock.take(path, {"owner": "second"}, lambda found: found["owner"] == "dead")[0]
+
+    other = threading.Thread(target=second)
+
+    def first_may(found):
+        other.start()
+        other.join(0.5)
+        return found["owner"] == "dead"
+
+    taken["first"] = host_lock.take(path, {"owner": "first"}, first_may)[0]
+    other.join()
+    assert taken == {"first": True, "second": False}
+    assert host_lock.read(path) == {"owner": "first"}
+
+
+def test_a_lock_whose_folder_goes_while_one_waits_is_taken_in_the_new_one(tmp_path):
+    path = str(tmp_path / "run" / "provision.lock")
+    host_lock.take(path, {"owner": "a"})
+    taken = []
+    other = threading.Thread(target=lambda: taken.append(host_lock.take(path, {"owner": "b"})))
+    with host_lock.alone(path):
+        other.start()
+        other.join(0.3)
+        Path(path).unlink()
+        Path(path).parent.rmdir()
+    other.join()
+    assert taken == [(True, None)]
+    assert host_lock.read(path) == {"owner": "b"}
+
+
+def lock_module(**arguments):
+    """Run the module itself on this machine; what it answers."""
+    told = {"ANSIBLE_MODULE_ARGS": {"owner": "me", "by": "me", **arguments}}
+    done = subprocess.run(
+        [sys.executable, "-c", MODULE], input=json.dumps(told), capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "collections")},
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULE = """
+import sys
+from ansible.module_utils import basic
+from ansible.module_utils.testing import patch_module_args
+import json
+with patch_module_args(json.load(sys.stdin)["ANSIBLE_MODULE_ARGS"]):
+    from ansible_collections.kvtrial.vllm.plugins.modules import host_lock
+    host_lock.main()
+"""
+
+
+def test_a_lock_is_renewed_by_its_owner(tmp_path):
+    path = tmp_path / "run" / "provision.lock"
+    lock_module(path=str(path), lasts_seconds=10)
+    first = json.loads(path.read_text())
+    lock_module(path=str(path), lasts_seconds=100)
+    second = json.loads(path.read_text())
+    assert second["until"] > first["until"] + 80 and second["since"] == first["since"]
+
+
+def test_a_lock_of_a_dead_owner_is_not_taken_from_one_who_was_quicker(tmp_path):
+    path = tmp_path / "run" / "provision.lock"
+    host_lock.take(str(path), {"owner": "dead", "by": "it", "since": 0})
+    assert not lock_module(path=str(path), owner="quicker", dead="dead").get("failed")
+    refused = lock_module(path=str(path), owner="slower", dead="dead")
+    assert refused["failed"] and json.loads(path.read_text())["owner"] == "quicker"
+
+
+@pytest.fixture
+def campaign(tmp_path):
+    """A state directory with a campaign whose host program, this very process, works."""
+    folder = tmp_path / "state" / "campaigns" / "20260101-a"
+    folder.mkdir(parents=True)
+    ticks = processes.read_stat(os.getpid())["start_ticks"]
+    (folder / "progress.json").write_text(
+        json.dumps({"state": "running", "pid": os.getpid(), "pid_start_ticks": ticks})
+    )
+    return tmp_path / "state"
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_provision_is_refused_while_a_campaign_runs_and_its_own_experiment_is_not(tmp_path, campaign, check):
+    path = tmp_path / "run" / "provision.lock"
+    asked = {"path": str(path), "state_dir": str(campaign), "_ansible_check_mode": check}
+    refused = lock_module(**asked)
+    assert refused["failed"]
+    assert refused["msg"].startswith(f"Campaign 20260101-a runs here (host program, pid {os.getpid()}), and a change")
+    assert not path.exists()
+    assert not lock_module(**asked, purpose="experiment").get("failed")
+    assert path.exists() is not check
+
+
+def test_an_experiment_that_holds_a_host_is_named(tmp_path):
+    path = tmp_path / "run" / "provision.lock"
+    assert not lock_module(path=str(path), purpose="experiment", by="ann on ctl (pid 7)").get("failed")
+    refused = lock_module(path=str(path), owner="other")
+    assert refused["msg"].startswith("An experiment, by ann on ctl (pid 7), has held this host for ")
 
 
 def test_a_lock_that_says_nothing_is_held_by_somebody_unknown(tmp_path):
@@ -55,3 +170,55 @@ def test_only_a_dead_process_of_this_controller_is_known_to_be_dead():
     assert action.is_dead(owner)
     assert not action.is_dead(owner.replace("/", "x/", 1))
     assert not action.is_dead("")
+
+
+PLAYBOOKS = Path(__file__).resolve().parents[2] / "playbooks"
+
+
+def test_every_play_that_holds_hosts_gives_back_those_that_fail_in_it():
+    """Ansible ends with a play whose hosts have all failed, so that a last play is not enough."""
+    plays = yaml.safe_load((PLAYBOOKS / "provision.yml").read_text())
+    holding = [play for play in plays if "tasks" in play and "block" in play["tasks"][0]]
+    assert [play["name"] for play in holding] == [
+        "Check the hosts",
+        "Remove what was brought",
+        "Change the driver of the canary",
+        "Change the driver of the other hosts",
+        "Bring what is pinned",
+    ]
+    for play in holding:
+        (block,) = play["tasks"]
+        (freed,) = block["always"]
+        assert freed["ansible.builtin.import_role"]["tasks_from"] == "unlock"
+        assert freed["when"] == "inventory_hostname not in ansible_play_hosts" and freed["tags"] == ["always"]
+
+
+def test_a_host_whose_provision_failed_is_given_back(machine):
+    done = machine.play("playbooks/provision.yml", vllm_existing_venv="/nonexistent")
+    assert done.returncode != 0
+    assert "vllm_existing_venv=/nonexistent holds no command bin/vllm" in machine.last(done), done.stdout
+    assert "Give the host back" in done.stdout
+    assert not machine.lock.exists()
+
+
+@pytest.mark.parametrize(
+    ("playbook", "sentence"),
+    [
+        ("experiment.yml", "h1: Another provision, by ann on elsewhere (pid 1), has held this host for "),
+        ("playbooks/provision.yml", "h1: Another provision, by ann on elsewhere (pid 1), has held this host for "),
+    ],
+)
+def test_whoever_else_holds_a_host_is_named(machine, playbook, sentence):
+    host_lock.take(str(machine.lock), {"owner": "elsewhere/x/y:1:1", "by": "ann on elsewhere (pid 1)", "since": 0})
+    done = machine.play(playbook)
+    assert done.returncode != 0
+    assert machine.last(done).startswith(sentence), done.stdout[-3000:]
+    assert json.loads(machine.lock.read_text())["owner"] == "elsewhere/x/y:1:1"
+    assert not machine.state.exists()
+
+
+def test_a_provision_is_refused_beside_a_campaign_in_a_sentence(machine, campaign):
+    done = machine.play("playbooks/provision.yml", apart=False, kvtrial_state_dir=str(campaign))
+    assert done.returncode != 0
+    assert machine.last(done).startswith("h1: Campaign 20260101-a runs here (host program, pid "), done.stdout[-3000:]
+    assert not machine.lock.exists()

@@ -30,6 +30,29 @@ FOREIGN = {
 }
 
 
+OTHER = "ba9876543210"
+INTERRUPTED = {
+    f"venvs/.vllm-0.33.0-{OTHER}.kvtrial": {"made_by": "kvtrial", "name": f"vllm-0.33.0-{OTHER}"},
+    f"venvs/vllm-0.33.0-{OTHER}/lib/python3.11/site-packages/torch/half.so": {},
+    f"venvs/.workload-{OTHER}.kvtrial": {"made_by": "kvtrial", "name": f"workload-{OTHER}"},
+    f"models/.Qwen--Qwen3-0.6B-{OTHER}.kvtrial": {"made_by": "kvtrial", "name": f"Qwen--Qwen3-0.6B-{OTHER}"},
+    f"models/Qwen--Qwen3-0.6B-{OTHER}.partial/model.safetensors.partial": {},
+    f"models/.made-{OTHER}.kvtrial": {"made_by": "kvtrial", "name": f"made-{OTHER}"},
+    f"models/.made-{OTHER}.abcd1234/part-00001.safetensors": {},
+}
+"""What a run that was cut off leaves."""
+NOT_MARKED = {
+    f"models/somebody--else-{SHA}.partial/model.safetensors": {},
+    f"models/.upload-{SHA}.kvtrial": {"made_by": "another", "name": f"upload-{SHA}"},
+    f"models/upload-{SHA}/config.json": {},
+    "models/.mine.kvtrial": {"made_by": "kvtrial", "name": "mine"},
+    "models/mine/config.json": {},
+    f"venvs/.vllm-0.33.0-{SHA}.kvtrial": {"made_by": "kvtrial", "name": f"vllm-0.33.0-{OTHER}"},
+    f"venvs/vllm-0.33.0-{SHA}/pyvenv.cfg": {},
+}
+"""Names as ours, and no mark, or one that is not ours or names something else."""
+
+
 def plant(root: Path, files: dict) -> None:
     for name, content in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -50,6 +73,53 @@ def test_a_purge_leaves_every_foreign_file_and_names_it(tmp_path, tools):
     assert files_in(state) == set(FOREIGN)
     for name in ("models/llama", "thesis.txt", "campaigns/mine"):
         assert str(state / name) in done.stdout
+
+
+def test_what_an_interrupted_run_left_is_ours_and_goes(tmp_path):
+    state = tmp_path / "state"
+    plant(state, OURS | INTERRUPTED)
+    (state / "campaigns" / "20260102-b").mkdir()
+    (state / f"venvs/.vllm-0.34.0-{OTHER}.kvtrial").touch()
+    ownership.remove(str(state), ownership.made_here(str(state)))
+    assert not state.exists(), files_in(state)
+
+
+def test_a_mark_owns_what_it_names_and_nothing_else(tmp_path):
+    state = tmp_path / "state"
+    plant(state, INTERRUPTED | NOT_MARKED)
+    ownership.remove(str(state), ownership.made_here(str(state)))
+    assert files_in(state) == set(NOT_MARKED)
+
+
+def test_a_removal_that_was_interrupted_is_gone_on_with(tmp_path, monkeypatch):
+    """What a thing is known by goes last: at every point, what is left is still known."""
+    state = tmp_path / "state"
+    plant(state, {name: text for name, text in OURS.items() if name.count("/") == 2} | INTERRUPTED)
+    for name in ("venvs/vllm-0.32.0", f"models/made-{SHA}", "campaigns/20260101-a"):
+        (folder,) = state.glob(f"{name}*")
+        plant(folder, {"a/file": {}, "z": {}})
+    rmtree, unlink = ownership.shutil.rmtree, ownership.os.unlink
+
+    def dies(then):
+        def once(path, *rest, **more):
+            then(path, *rest, **more)
+            raise KeyboardInterrupt
+
+        return once
+
+    interrupted = 0
+    while state.exists():
+        monkeypatch.setattr(ownership.shutil, "rmtree", dies(rmtree))
+        monkeypatch.setattr(ownership.os, "unlink", dies(unlink))
+        paths = ownership.made_here(str(state))
+        assert paths, files_in(state)
+        with pytest.raises(KeyboardInterrupt):
+            ownership.remove(str(state), paths)
+        interrupted += 1
+        monkeypatch.undo()
+        if not files_in(state):
+            ownership.remove(str(state), ownership.made_here(str(state)))
+    assert interrupted > 10
 
 
 def test_a_purge_of_only_our_own_removes_the_directory(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.kvtrial.vllm.plugins.filter.odd_hosts import odd_hosts, unlike_pins
+from ansible_collections.kvtrial.vllm.plugins.filter.odd_hosts import odd_hosts, unlike_fleet, unlike_pins
 from ansible_collections.kvtrial.vllm.plugins.filter.wheel_needs import wheel_needs
 from ansible_collections.kvtrial.vllm.plugins.module_utils import variable_names
 
@@ -24,6 +24,44 @@ def test_a_misspelt_name_is_named_with_the_one_that_was_meant():
     assert slips(["nvidia_driver_verson"])[0].endswith("(did you mean nvidia_driver_version?)")
     assert slips(["kvtrial_shape"], own=["kvtrial_shape"]) == []
     assert slips(["my_own", "ansible_host", "protocol", "arms", "model_revision"]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("kvtrail_pairs", "kvtrial_pairs"),
+        ("kvtrail_pais", "kvtrial_pairs"),
+        ("kvtrial__pairs", "kvtrial_pairs"),
+        ("kvtrials_pairs", "kvtrial_pairs"),
+        ("kv_trial_pairs", "kvtrial_pairs"),
+        ("vktrial_state", "kvtrial_state"),
+        ("ktrial_port", "kvtrial_port"),
+        ("vlm_lock", "vllm_lock"),
+        ("vllms_lock", "vllm_lock"),
+        ("nvidia_reboot_allowed", "nvidia_driver_reboot_allowed"),
+        ("nvida_driver_reboot_allowed", "nvidia_driver_reboot_allowed"),
+        ("modle_manifest_revision", "model_manifest_revision"),
+    ],
+)
+def test_a_name_misspelt_in_its_prefix_is_named_with_the_one_that_was_meant(name, meant):
+    (sentence,) = slips([name])
+    assert sentence.startswith(f"{name} is ") and sentence.endswith(f"(did you mean {meant}?)")
+    assert slips([name], own=[name]) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "models_root", "models_directory", "engines_port", "trail_state", "trials", "my_pairs", "site_name",
+        "hub_token", "retrial_count", "material_seed", "kv_cache_dtype", "kv_store_port", "llvm_version", "llm_lock",
+        "nvidia_version", "nvidia_packages", "nvidia_smi_path", "cuda_version", "driver_model", "node_exporter_port",
+        "vlan_id", "virtual_machine_host", "rack", "gpu_count", "modern_python", "workloads", "ansible_user",
+        "ansible_port", "inventory_hostname", "group_names", "omit", "playbook_dir", "trust_model_root",
+        "collected_facts", "llm_version", "vision_lock",
+    ],
+)  # fmt: skip
+def test_a_name_of_the_users_own_is_not_taken_for_a_slip(name):
+    assert slips([name]) == []
 
 
 @pytest.mark.parametrize("name", ["pairs", "seed", "sizes", "hosts", "purge", "trace"])
@@ -59,6 +97,7 @@ def test_every_name_in_our_inventories_is_known(inventory, tools):
     [
         ("kvtrial_pais=2", "this-machine: kvtrial_pais is unknown (did you mean kvtrial_pairs?)"),
         ("pairs=2", "this-machine: pairs is read by nobody (did you mean kvtrial_pairs?)"),
+        ("kvtrail_pairs=2", "this-machine: kvtrail_pairs is read by nobody (did you mean kvtrial_pairs?)"),
         ("kvtrial_model_manifest_revison=x", "did you mean kvtrial_model_manifest_revision?"),
     ],
 )
@@ -162,6 +201,84 @@ def test_kernel_gpu_governor_and_persistence_mode_can_be_pinned(facts, pins, sen
     said = " ".join(done.stdout.split())
     assert (done.returncode == 0) == (sentence is None), said
     assert sentence is None or sentence in said, said
+
+
+def test_every_odd_host_is_named_once():
+    hosts = {name: {"driver": "580.1.1", "kernel": "6.1"} for name in ("a", "b", "c")}
+    pins = {name: {"driver": "580.1.1", "model": "m"} for name in hosts}
+    assert unlike_fleet(hosts, pins) == []
+    hosts["b"] = {"driver": "570.1.1", "kernel": "6.1"}
+    hosts["c"] = {"driver": None, "kernel": "5.9"}
+    assert unlike_fleet(hosts, pins, failed={"d": "d: the model is another."}) == [
+        "b is not as pinned: driver is 570.1.1, pinned is 580.1.1",
+        "c is not as pinned: driver is none, pinned is 580.1.1",
+        "d is not as pinned: d: the model is another",
+        "kernel: c has 5.9, the other hosts 6.1",
+    ]
+    assert unlike_fleet(hosts, pins, ["driver", "kernel", "model"], {"d": "x"}) == []
+    assert unlike_fleet(hosts, {}) == [
+        "driver: a has 580.1.1, b has 570.1.1, c has none",
+        "kernel: c has 5.9, the other hosts 6.1",
+    ]
+
+
+FLEET = """
+- name: Look at the hosts
+  hosts: all
+  gather_facts: false
+  tasks:
+    - kvtrial.vllm.conditions:
+        checks: [{that: inventory_hostname not in broken, fail_msg: "{{ inventory_hostname }}: another sha256."}]
+      register: model_verified
+    - ansible.builtin.import_role: {name: kvtrial.vllm.preflight, tasks_from: fleet}
+- name: Measure
+  hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.debug: {msg: "measured"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("unlike", "broken", "sentence"),
+    [
+        ({}, [], ""),
+        ({"h2": "570.1.1"}, [], "instrument. h2 is not as pinned: driver is 570.1.1, pinned is 580.1.1. Bring"),
+        ({"h2": "570.1.1", "h3": None}, [], "h3 is not as pinned: driver is none, pinned is 580.1.1. Bring them to"),
+        ({}, ["h1"], "instrument. h1 is not as pinned: h1: another sha256. Bring"),
+    ],
+)
+def test_one_host_unlike_the_pin_stops_the_whole_fleet(unlike, broken, sentence, tmp_path, tools):
+    """Three planted hosts, two of which are as pinned: nothing is measured on any."""
+    (tmp_path / "play.yml").write_text(FLEET)
+    likeness = {"driver": "580.1.1", "kernel": "6.1", "model": "m"}
+    hosts = {
+        name: {
+            "ansible_connection": "local",
+            "preflight_own_likeness": {**likeness, "driver": unlike.get(name, "580.1.1")},
+            "preflight_pins": {"driver": "580.1.1", "model": ""},
+        }
+        for name in ("h1", "h2", "h3")
+    }
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    told = json.dumps({"broken": broken})
+    done = tools.run("ansible-playbook", "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"), "-e", told)
+    if not sentence:
+        assert done.returncode == 0 and done.stdout.count("measured") == 3, done.stdout
+        return
+    assert done.returncode != 0
+    assert "measured" not in done.stdout, done.stdout
+    last = [line for line in done.stdout.splitlines() if line.strip()][-1]
+    assert sentence in last or last == "h1: another sha256.", done.stdout
+    assert sentence in done.stdout
+    assert all(f"{host} is not as pinned" in done.stdout for host in [*unlike, *broken])
+
+
+def test_the_fleet_is_judged_before_anything_is_installed_and_again_with_engine_and_model():
+    looked = yaml.safe_load((ROOT / "roles" / "preflight" / "tasks" / "main.yml").read_text())
+    assert [task.get("ansible.builtin.import_tasks") for task in looked][1] == "fleet.yml"
+    plays = {play["name"]: str(play) for play in yaml.safe_load((ROOT / "playbooks" / "experiment.yml").read_text())}
+    assert "tasks_from': 'fleet'" in plays["Prepare the hosts"]
 
 
 @pytest.mark.parametrize("protocol", ["preemption_ladder", "preemption_noise", "tier_size"])

@@ -3,11 +3,15 @@
 The hub is a stand-in on loopback with two addresses, so that a redirect to another host can be told.
 """
 
+import contextlib
 import hashlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -30,6 +34,9 @@ class Hub:
         self.asked: list[tuple[str, str | None]] = []
         self.private = False
         self.elsewhere = ""
+        self.says: bytes | None = None
+        self.waits = threading.Event()
+        self.waits.set()
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -43,7 +50,8 @@ class Hub:
                 if own and hub.private and token != f"Bearer {TOKEN}":
                     return self.send_error(401)
                 if "/api/" in self.path:
-                    return self.answer(json.dumps(hub.listing()).encode())
+                    return self.answer(json.dumps(hub.listing()).encode() if hub.says is None else hub.says)
+                hub.waits.wait(60)
                 if own and hub.elsewhere and self.path.endswith("safetensors"):
                     self.send_response(302)
                     self.send_header("Location", hub.elsewhere + self.path)
@@ -81,11 +89,13 @@ def hub() -> Iterator[Hub]:
     hub.server.server_close()
 
 
-def fetch(hub: Hub, folder: Path, *more: str, revision: str = REVISION) -> subprocess.CompletedProcess[str]:
+def fetch(
+    hub: Hub, folder: Path, *more: str, revision: str = REVISION, given: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """`given`: what goes into its standard input."""
     command = [sys.executable, SCRIPT, folder, "--endpoint", f"http://127.0.0.1:{hub.port}", "--repository", "a/b"]
-    return subprocess.run(
-        [*command, "--revision", revision, "--exclude", "*.md", *more], capture_output=True, text=True, check=False
-    )
+    command += ["--revision", revision, "--exclude", "*.md", *more]
+    return subprocess.run(command, capture_output=True, text=True, check=False, input=given)
 
 
 def test_the_files_of_the_revision_arrive_and_are_not_fetched_twice(hub: Hub, tmp_path: Path) -> None:
@@ -125,6 +135,101 @@ def test_a_model_that_needs_a_token_says_so_and_the_token_is_shown_to_nobody_els
     weights = [token for path, token in hub.asked if path.endswith("safetensors")]
     assert weights == [f"Bearer {TOKEN}", None]
     assert TOKEN not in done.stdout + done.stderr
+
+
+def test_the_token_may_come_by_standard_input(hub: Hub, tmp_path: Path) -> None:
+    hub.private = True
+    done = fetch(hub, tmp_path, "--token-on-stdin", given=f"{TOKEN}\n")
+    assert done.returncode == 0, done.stderr
+    assert {token for _, token in hub.asked} == {f"Bearer {TOKEN}"}
+
+
+@pytest.mark.parametrize("address", ["http://mirror.example.invalid", "http://127.0.0.1.example.invalid", "ftp://x"])
+def test_a_token_is_not_sent_where_it_can_be_read_on_its_way(hub: Hub, tmp_path: Path, address: str) -> None:
+    done = fetch(hub, tmp_path, "--token-on-stdin", "--endpoint", address, given=TOKEN)
+    assert done.returncode == 2
+    assert f"model_endpoint={address} has no TLS, and the token would be readable on its way" in done.stderr
+    assert TOKEN not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "says",
+    [b"<html>a portal</html>", b"", b"[]", b'"x"', b"\xff\xfe", b"null", b'{"sha": "x", "siblings": [3]}',
+     b'{"sha": "x", "siblings": {"a": 1}}', b'{"sha": "x", "siblings": 4}'],
+)  # fmt: skip
+def test_an_answer_that_is_no_list_of_files_is_told_in_a_sentence(hub: Hub, tmp_path: Path, says: bytes) -> None:
+    hub.says = says
+    done = fetch(hub, tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "answered something else than a hub's list of files; set model_endpoint to the address" in line
+
+
+def test_an_address_that_is_none_is_told_in_a_sentence(hub: Hub, tmp_path: Path) -> None:
+    for address in ("mirror", "http://[::1", "http://127.0.0.1:x"):
+        done = fetch(hub, tmp_path, "--endpoint", address)
+        assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+        assert "can't be reached" in done.stderr
+
+
+def places_of(token: str, *folders: Path) -> list[str]:
+    """Where the token stands: files below the folders and in memory-backed ones, arguments and environments."""
+    folders = (*folders, Path("/dev/shm"), Path("/run/kvtrial"))
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.name != "token"]
+    for process in [path for path in Path("/proc").iterdir() if path.name.isdigit()]:
+        files += [process / "cmdline", process / "environ"]
+    found = []
+    for path in files:
+        with contextlib.suppress(OSError):  # a process may be over by now
+            found += [str(path)] if token.encode() in path.read_bytes() else []
+    return found
+
+
+def test_during_a_fetch_and_after_its_controller_was_killed_the_token_lies_nowhere(hub: Hub, tmp_path: Path) -> None:
+    """The role itself, over a local connection; the hub keeps the fetch waiting. Pipelining is off in the settings."""
+    hub.private = True
+    hub.waits.clear()
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    variables = {
+        "ansible_python_interpreter": sys.executable,
+        "model_python": sys.executable,
+        "model_root": str(tmp_path / "root"),
+        "model_source": "huggingface",
+        "model_endpoint": f"http://127.0.0.1:{hub.port}",
+        "model_repository": "a/b",
+        "model_revision": REVISION,
+        "model_token_file": str(tmp_path / "token"),
+    }
+    book = [{"hosts": "localhost", "gather_facts": False, "vars": variables, "roles": ["model"]}]
+    (tmp_path / "play.yml").write_text(json.dumps(book))
+    temporary = {name: str(tmp_path / name) for name in ("ANSIBLE_LOCAL_TEMP", "ANSIBLE_REMOTE_TEMP", "TMPDIR")}
+    (tmp_path / "TMPDIR").mkdir()
+    environment = os.environ | temporary | {
+        "ANSIBLE_ROLES_PATH": str(SCRIPT.parents[2]),
+        "ANSIBLE_COLLECTIONS_PATH": str(SCRIPT.parents[3] / "collections"),
+        "ANSIBLE_PIPELINING": "false",
+    }  # fmt: skip
+    command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "localhost,", "-c", "local", "-vvvv"]
+    with (tmp_path / "said").open("w") as said:
+        playing = subprocess.Popen(
+            [*command, str(tmp_path / "play.yml")], env=environment, cwd=tmp_path, stdout=said, stderr=said,
+            stdin=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        try:
+            until = time.monotonic() + 60
+            while not any(path.endswith("config.json") for path, _ in hub.asked):
+                assert time.monotonic() < until and playing.poll() is None, (tmp_path / "said").read_text()
+                time.sleep(0.05)
+            assert hub.asked[-1][1] == f"Bearer {TOKEN}"
+            assert places_of(TOKEN, tmp_path) == []
+        finally:
+            os.killpg(playing.pid, signal.SIGKILL)
+            playing.wait()
+            left = places_of(TOKEN, tmp_path)
+            hub.waits.set()  # the fetch itself goes on without its controller
+    assert left == []
+    (tmp_path / "planted").write_text(TOKEN)
+    assert places_of(TOKEN, tmp_path) == [str(tmp_path / "planted")]
 
 
 def test_a_hub_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 A stand-in for the host's Python answers the role's question about the host, so that every kind of host can be met here.
 """
 
+import base64
 import hashlib
 import json
 import os
@@ -27,17 +28,26 @@ GOOD_HOST: dict[str, Any] = {
     "exists": False,
     "is_ours": True,
     "marker": None,
+    "drift": {"paths": [], "count": 0},
 }
 
 pytestmark = pytest.mark.skipif(PLAYBOOK is None, reason="ansible-playbook is not installed")
 
 
-def play(folder: Path, role: str, tags: str, **variables: object) -> subprocess.CompletedProcess[str]:
+def play(
+    folder: Path,
+    role: str,
+    tags: str,
+    hosts: str = "localhost",
+    inventory: str = "localhost,",
+    check: bool = False,
+    **variables: object,
+) -> subprocess.CompletedProcess[str]:
     """Run one role on this machine with its own root below `folder`."""
     roots = {f"{name}_root": str(folder / "root") for name in ("vllm_venv", "workload_venv", "model")}
     book = [
         {
-            "hosts": "localhost",
+            "hosts": hosts,
             "gather_facts": False,
             "vars": {"ansible_python_interpreter": sys.executable} | roots | variables,
             "roles": ["vllm", role],
@@ -50,7 +60,8 @@ def play(folder: Path, role: str, tags: str, **variables: object) -> subprocess.
         "ANSIBLE_COLLECTIONS_PATH": str(REPOSITORY / "collections"),
         "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
     }
-    command = [str(PLAYBOOK), "-i", "localhost,", "-c", "local", "--tags", tags, str(path)]
+    command = [str(PLAYBOOK), "-i", inventory, "-c", "local", "--tags", tags, str(path)]
+    command += ["--check"] if check else []
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
 
 
@@ -124,14 +135,37 @@ def test_a_model_without_an_engine_is_refused(tmp_path: Path) -> None:
     assert "install the engine with the role vllm first" in " ".join(result.stdout.split())
 
 
-def test_a_python_too_old_for_the_host_program_is_refused(tmp_path: Path) -> None:
-    old = tmp_path / "standin-python"
-    old.write_text("#!/bin/sh\necho 3.9\n", encoding="utf-8")
-    old.chmod(0o755)
-    settings = {"workload_python": str(old), "workload_wheel_cache": str(tmp_path / "wheels")}
+@pytest.mark.parametrize(
+    ("differences", "sentence"),
+    [
+        ({"python": "3.10"}, "is Python 3.10, the host program runs on 3.11, 3.12, 3.13"),
+        ({"python": "3.12", "can_make_venv": False}, "has no venv with pip; install the package python3.12-venv"),
+        (None, "does not run on this host; install CPython 3.11 to 3.13"),
+    ],
+)
+def test_a_python_that_is_not_for_the_host_program_is_refused(
+    standin_python: Any, tmp_path: Path, differences: dict[str, object] | None, sentence: str
+) -> None:
+    python = "python3.99" if differences is None else standin_python(**differences)
+    settings = {"workload_python": python, "workload_wheel_cache": str(tmp_path / "wheels")}
     result = play(tmp_path, "workload", "workload_preflight", **settings)
     assert result.returncode == 2, result.stdout
-    assert "is Python 3.9, the host program runs on 3.11, 3.12, 3.13" in result.stdout
+    assert sentence in " ".join(result.stdout.split())
+
+
+def test_a_missing_venv_is_told_of_the_python_that_the_host_has(standin_python: Any, tmp_path: Path) -> None:
+    settings = {"vllm_backend": "cuda", "vllm_version": "0.33.0"}
+    python = standin_python(python="3.13", can_make_venv=False)
+    result = play(tmp_path, "vllm", "vllm_preflight", vllm_python=python, **settings)
+    assert "install the package python3.13-venv" in " ".join(result.stdout.split()), result.stdout
+
+
+@pytest.mark.parametrize("playbook", ["provision", "experiment"])
+def test_the_host_programs_python_is_looked_at_before_the_engine_is_fetched(playbook: str) -> None:
+    """A host with Python 3.10 has had its gigabytes before it was refused."""
+    text = (REPOSITORY / "playbooks" / f"{playbook}.yml").read_text(encoding="utf-8")
+    look = text.index("name: kvtrial.vllm.workload\n            tasks_from: preflight")
+    assert look < text.index("            name: kvtrial.vllm.vllm\n", text.index("- name: Bring the engine"))
 
 
 def test_defaults_and_argument_specifications_have_the_same_keys() -> None:
@@ -249,10 +283,168 @@ def test_a_model_comes_from_an_archive_of_the_controller_by_its_sha256(tmp_path:
     settings |= {"model_upload_sha256": digest, "model_python": sys.executable}
     done = play(tmp_path, "model", "model_install", **settings)
     assert done.returncode == 0, done.stdout
-    (brought,) = (tmp_path / "root").iterdir()
+    mark, brought = sorted((tmp_path / "root").iterdir())
     assert brought.name == f"upload-{digest[:12]}"
+    assert mark.name == f".{brought.name}.kvtrial"
     manifest = json.loads((brought / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["files"]["model.safetensors"]["sha256"] == hashlib.sha256(b"weights").hexdigest()
     assert (brought / "model.safetensors").read_bytes() == b"weights"
     again = play(tmp_path, "model", "model_install", **settings)
     assert again.returncode == 0 and "changed=0" in again.stdout, again.stdout
+
+
+MODEL = {"num_hidden_layers": 1, "num_key_value_heads": 1, "head_dim": 8, "hidden_size": 8, "model_type": "llama",
+         "num_attention_heads": 1, "torch_dtype": "bfloat16", "vocab_size": 300}  # fmt: skip
+
+
+def a_model(folder: Path) -> Path:
+    """A model folder with made-up weights."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def checked(folder: Path, role: str, **variables: object) -> str:
+    """What check mode says; it writes nothing."""
+    before = sorted(path.relative_to(folder) for path in (folder / "root").rglob("*"))
+    result = play(folder, role, role, check=True, **variables)
+    assert result.returncode == 0, result.stdout
+    assert sorted(path.relative_to(folder) for path in (folder / "root").rglob("*")) == before
+    return " ".join(result.stdout.split())
+
+
+def test_check_mode_tells_a_model_that_is_not_as_it_was_brought(tmp_path: Path) -> None:
+    folder = a_model(tmp_path / "given")
+    maker = [sys.executable, str(REPOSITORY / "roles/model/files/make_model.py"), "digest", str(folder)]
+    revision = subprocess.run(maker, capture_output=True, text=True, check=True).stdout.strip()
+    upload: dict[str, object] = {
+        "model_source": "upload",
+        "model_upload": str(folder),
+        "model_upload_sha256": revision,
+        "model_python": sys.executable,
+    }
+    assert "the model would be brought to" in checked(tmp_path, "model", **upload)
+    assert play(tmp_path, "model", "model", **upload).returncode == 0
+    said = checked(tmp_path, "model", **upload)
+    assert "is as it should be" in said and "changed=0" in said
+    weights = tmp_path / "root" / f"upload-{revision[:12]}" / "model.safetensors"
+    weights.write_bytes(b"weightz")
+    said = checked(tmp_path, "model", **upload)
+    assert f"{weights} has another sha256 than the manifest says" in said and "changed=1" in said
+    weights.write_bytes(b"weights")
+    said = checked(tmp_path, "model", model_manifest_revision="0" * 64, **upload)
+    assert f"has revision {revision}, model_manifest_revision is 0000" in said and "changed=1" in said
+
+
+def test_check_mode_tells_a_given_model_that_changed(tmp_path: Path) -> None:
+    folder = a_model(tmp_path / "given")
+    given: dict[str, object] = {
+        "model_source": "directory",
+        "model_directory": str(folder),
+        "model_python": sys.executable,
+    }
+    (tmp_path / "root").mkdir()
+    assert "has other files than its manifest says" in checked(tmp_path, "model", **given)
+    assert play(tmp_path, "model", "model", **given).returncode == 0
+    assert "is as it should be" in checked(tmp_path, "model", **given)
+    (folder / "model.safetensors").write_bytes(b"weightz")
+    said = checked(tmp_path, "model", **given)
+    assert "has other files than its manifest says" in said and "changed=1" in said
+
+
+def test_two_uploads_in_one_play_are_each_compared_with_their_own_pin(tmp_path: Path) -> None:
+    """And a first host whose model comes from elsewhere keeps nobody's upload from being read."""
+    hosts: dict[str, dict[str, object]] = {"h0": {"model_source": "directory", "model_directory": str(tmp_path)}}
+    for number in (1, 2):
+        folder = a_model(tmp_path / f"m{number}")
+        (folder / "model.safetensors").write_bytes(b"x" * number)
+        hosts[f"h{number}"] = {"model_source": "upload", "model_upload": str(folder), "model_upload_sha256": "0"}
+    (tmp_path / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}), encoding="utf-8")
+    result = play(tmp_path, "model", "model_preflight", hosts="all", inventory=str(tmp_path / "hosts.json"))
+    said = " ".join(result.stdout.split())
+    assert f"model_upload={tmp_path / 'm1'} is " in said and f"model_upload={tmp_path / 'm2'} is " in said, said
+    assert "h0 : ok=" in said and "failed=0" in said.split("h0 : ok=")[1].split("h1")[0]
+
+
+DIST = "standin-1.0.dist-info"
+
+
+@pytest.fixture
+def venv(tmp_path: Path) -> Path:
+    """A finished environment with a package of two files, one of which another package lists too."""
+    folder = tmp_path / "root" / "vllm-1"
+    site = folder / "lib" / "python3.11" / "site-packages"
+    (site / DIST).mkdir(parents=True)
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python").symlink_to(sys.executable)
+    (folder / "bin" / "tool").write_text("#!/bin/sh\n", encoding="utf-8")
+    for name in ("a.py", "b.py"):
+        (site / name).write_text(f"{name} = 1\n", encoding="utf-8")
+    record = [f"{name},sha256={record_digest(site / name)},1" for name in ("a.py", "b.py", "../../../bin/tool")]
+    (site / DIST / "RECORD").write_text("\n".join([*record, f"{DIST}/RECORD,,"]) + "\n", encoding="utf-8")
+    (site / "other-1.0.dist-info").mkdir()
+    (site / "other-1.0.dist-info" / "RECORD").write_text("a.py,sha256=AAAA,1\n", encoding="utf-8")
+    (folder / "kvtrial-installed.json").write_text("{}", encoding="utf-8")
+    return folder
+
+
+def record_digest(path: Path) -> str:
+    """As a RECORD has it."""
+    return base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode()
+
+
+def drift(venv: Path) -> list[str]:
+    """What the probe finds changed."""
+    probe = REPOSITORY / "roles" / "vllm" / "files" / "probe_host.py"
+    marker = venv / "kvtrial-installed.json"
+    done = subprocess.run([sys.executable, probe, venv, marker], capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)["drift"]
+    assert found["count"] == len(found["paths"])
+    return list(found["paths"])
+
+
+SITE = "lib/python3.11/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ("true", []),
+        ("echo x = 2 >>SITE/a.py", ["SITE/a.py"]),
+        ("printf 'a.py = 9\\n' >SITE/a.py", ["SITE/a.py"]),
+        ("touch SITE/a.py", []),
+        ("cp -p SITE/a.py x && rm SITE/a.py && mv x SITE/a.py", []),
+        ("rm SITE/b.py", ["SITE/b.py"]),
+        ("echo >SITE/sitecustomize.py", ["SITE/sitecustomize.py"]),
+        ("echo >SITE/x.pyc; mkdir SITE/__pycache__; echo >SITE/__pycache__/a.pyc", []),
+        ("echo exit >>bin/tool", ["bin/tool"]),
+        ("mkdir SITE/new-1.dist-info; echo >SITE/new-1.dist-info/RECORD", ["SITE/new-1.dist-info/RECORD"]),
+        (f"echo >>SITE/{DIST}/RECORD", [f"SITE/{DIST}/RECORD"]),
+    ],
+)
+def test_a_file_that_changed_in_a_finished_environment_is_found_and_nothing_else(
+    venv: Path, change: str, found: list[str]
+) -> None:
+    assert drift(venv) == []
+    subprocess.run(["sh", "-c", f"sleep 0.02; {change.replace('SITE', SITE)}"], cwd=venv, check=True)
+    assert drift(venv) == [path.replace("SITE", SITE) for path in found]
+
+
+def test_a_copied_environment_is_as_it_was(venv: Path, tmp_path: Path) -> None:
+    """All ctimes are new then."""
+    subprocess.run(["cp", "-a", venv, tmp_path / "copy"], check=True)
+    assert drift(tmp_path / "copy") == []
+    (tmp_path / "copy" / SITE / "b.py").write_text("other\n", encoding="utf-8")
+    assert drift(tmp_path / "copy") == [f"{SITE}/b.py"]
+
+
+@pytest.mark.parametrize("role", ["vllm", "workload"])
+def test_check_mode_tells_what_changed_inside_an_environment(standin_python: Any, tmp_path: Path, role: str) -> None:
+    python = standin_python(drift={"paths": ["lib/a.py", "lib/b.py", "lib/c.py"], "count": 5})
+    settings = {f"{role}_python": python, "workload_wheel_cache": str(tmp_path / "wheels")}
+    (tmp_path / "root").mkdir()
+    said = checked(tmp_path, role, **settings)
+    assert f"localhost: 5 files in {tmp_path}/root/" in said
+    assert "are not as they were installed: lib/a.py, lib/b.py, lib/c.py, and more;" in said
+    assert "would be installed anew" in said and "changed=0" not in said

@@ -1,12 +1,17 @@
 """A stand-in of a model hub with one model, which only the holder of a token that stands nowhere else may read.
 
-python tests/fleet/hub.py ADDRESS PORT
+python tests/fleet/hub.py ADDRESS PORT CERTIFICATE KEY HOLD
+
+It speaks TLS; while the file HOLD is there, weights are not sent.
 """
 
 import hashlib
 import json
+import ssl
 import sys
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 SENTINEL = "hf_SENTINEL_that_stands_nowhere_9Zq4"
 REPOSITORY = "Qwen/Qwen3-0.6B"
@@ -36,6 +41,8 @@ class Hub(BaseHTTPRequestHandler):
              "lfs": {"sha256": hashlib.sha256(WEIGHTS).hexdigest(), "size": len(WEIGHTS)}},
         ]}  # fmt: skip
         bodies = {"config.json": CONFIG, "model.safetensors": WEIGHTS}
+        while self.path.endswith("safetensors") and Path(sys.argv[5]).exists():
+            time.sleep(0.1)
         body = json.dumps(told).encode() if "/api/" in self.path else bodies[self.path.rsplit("/", 1)[1]]
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -44,4 +51,8 @@ class Hub(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    ThreadingHTTPServer((sys.argv[1], int(sys.argv[2])), Hub).serve_forever()
+    server = ThreadingHTTPServer((sys.argv[1], int(sys.argv[2])), Hub)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(sys.argv[3], sys.argv[4])
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.serve_forever()

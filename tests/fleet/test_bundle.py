@@ -101,3 +101,5 @@ def test_provisioning_from_the_bundle_touches_no_network(
     again = plays.play("playbooks/provision.yml", fails=False)
     assert recap(again)["h1"]["changed"] == 0
     assert json.loads(host.sh("cat /var/lib/kvtrial/models/*/manifest.json"))["revision"] == supplies.model_revision()
+    plays.play("playbooks/provision.yml", "-e", "kvtrial_state=absent", fails=False)
+    assert host.sh("ls -d /var/lib/kvtrial", check=False) == ""

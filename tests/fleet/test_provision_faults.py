@@ -162,8 +162,9 @@ def test_a_wrong_signature_stops_apt(site: Site, tmp_path: Path) -> None:
     assert site.driver() == MID
 
 
-def test_a_held_lock_of_apt_names_its_holder(site: Site) -> None:
-    hold = "import fcntl,time; f=open('/var/lib/dpkg/lock-frontend','w'); fcntl.lockf(f,fcntl.LOCK_EX); time.sleep(60)"
+@pytest.mark.parametrize("lock", ["/var/lib/dpkg/lock-frontend", "/var/lib/apt/lists/lock"])
+def test_a_held_lock_of_apt_names_its_holder(site: Site, lock: str) -> None:
+    hold = f"import fcntl,time; f=open('{lock}','w'); fcntl.lockf(f,fcntl.LOCK_EX); time.sleep(60)"
     pid = site.host.sh(f'python3 -c "{hold}" >/dev/null 2>&1 & echo $!')
     answer = site.refusal(**CHANGE)
     site.host.sh(f"kill {pid}")

@@ -1,5 +1,6 @@
 """A model's token on its way: in no output at -vvvv, no record, no log, nowhere on the host; from a stand-in hub."""
 
+import signal
 import subprocess
 import sys
 import time
@@ -20,20 +21,42 @@ STATE = "/var/lib/kvtrial"
 PLACES = f"{STATE} /var/log /run/log /etc /opt /tmp /var/tmp /dev/shm /root /home"
 
 
+TRUSTED = "/usr/lib/ssl/cert.pem"
+"""Where OpenSSL, and with it Python, looks for certificates on Debian."""
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """A certificate of the hub, which signed itself, and its key."""
+    certificate, key = folder / "hub.pem", folder / "hub.key"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=stand-in hub",
+         "-addext", f"subjectAltName=IP:{CONTROLLER}", "-keyout", key, "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return certificate, key
+
+
 @pytest.fixture(scope="module")
-def plays(playbooks: Callable[..., Playbooks], host_wheels: Path) -> Iterator[Playbooks]:
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """While this file is there, the hub sends no weights."""
+    return tmp_path_factory.mktemp("hub") / "hold"
+
+
+@pytest.fixture(scope="module")
+def plays(playbooks: Callable[..., Playbooks], host_wheels: Path, hold: Path) -> Iterator[Playbooks]:
     """One host whose model is the hub's; nobody has the token yet."""
     plays = playbooks(1, standin_variables(host_wheels))
     furnish_standin(plays.fleet)
+    certificate, key = make_certificate(hold.parent)
+    plays.fleet.hosts[0].write(TRUSTED, certificate.read_text())
     plays.set(
         kvtrial_model_directory="",
-        kvtrial_model_endpoint=f"http://{CONTROLLER}:{PORT}",
+        kvtrial_model_endpoint=f"https://{CONTROLLER}:{PORT}",
         kvtrial_model_repository=REPOSITORY,
         kvtrial_model_revision=REVISION,
     )
-    server = subprocess.Popen(
-        plays.fleet.entered(sys.executable, str(Path(__file__).with_name("hub.py")), CONTROLLER, str(PORT))
-    )
+    hub = Path(__file__).with_name("hub.py")
+    server = subprocess.Popen(plays.fleet.entered(sys.executable, hub, CONTROLLER, str(PORT), certificate, key, hold))
     for _ in range(100):
         if plays.fleet.ctl("bash", "-c", f"exec 3<>/dev/tcp/{CONTROLLER}/{PORT}").returncode == 0:
             break
@@ -67,6 +90,31 @@ def on_the_controller(folder: Path) -> list[str]:
 def test_without_the_token_the_model_is_refused_in_a_sentence(plays: Playbooks) -> None:
     refused = plays.play("playbooks/provision.yml", fails=True)
     assert "answered 401; the model needs a token: name its file in model_token_file" in last_line(refused)
+
+
+def test_a_host_cut_off_and_a_controller_killed_during_the_fetch_leave_no_token(
+    plays: Playbooks, tmp_path: Path, hold: Path
+) -> None:
+    """Also while it is fetched, it lies on no disk."""
+    (host,) = plays.fleet.hosts
+    token = tmp_path / "token"
+    token.write_text(SENTINEL + "\n")
+    hold.touch()
+    running = plays.start("playbooks/provision.yml", "-e", f"kvtrial_model_token_file={token}")
+    try:
+        until = time.monotonic() + 600
+        while not host.sh("pgrep -f [t]oken-on-stdin", check=False):
+            assert time.monotonic() < until and not running.is_over(), running.log.read_text()[-3000:]
+            time.sleep(0.2)
+        assert on_the_host(plays) == []
+        host.cut()
+        assert on_the_host(plays) == []
+        running.signal(signal.SIGKILL)
+        assert on_the_host(plays) == []
+    finally:
+        plays.end()
+        hold.unlink()
+        host.heal()
 
 
 def test_the_token_stands_in_no_output_at_vvvv_and_nowhere_on_the_host(plays: Playbooks, tmp_path: Path) -> None:

@@ -1,16 +1,19 @@
 """Fetch a model's files from a Hugging Face hub at one exact revision. Standard library only, Python 3.10 and newer.
 
-    fetch_model.py DIRECTORY --endpoint URL --repository OWNER/NAME --revision HASH [--token-file FILE] [--exclude GLOB]
+    fetch_model.py DIRECTORY --endpoint URL --repository OWNER/NAME --revision HASH [--exclude GLOB]
+                   [--token-file FILE | --token-on-stdin]
 
 Every file is compared with what the hub says of that revision: the sha256 of large files, git's object id of others. A
-file that is there already and right is kept, so that a fetch that was killed goes on. The token is read from a file: it
-stands in no argument, no environment and no output, and is not sent on to another host.
+file that is there already and right is kept, so that a fetch that was killed goes on. The token is read from a file or
+from standard input: it stands in no argument, no environment and no output, is not sent on to another host, and goes to
+another machine by TLS only.
 Prints one JSON line: `{"files": n, "bytes": n, "fetched": n}`. Bad input ends with status 2 and one sentence.
 """
 
 import argparse
 import fnmatch
 import hashlib
+import http.client
 import json
 import os
 import re
@@ -24,6 +27,7 @@ from typing import Any
 
 BLOCK_BYTES = 1 << 20
 TIMEOUT_SECONDS = 60
+SAFE_FOR_A_TOKEN = re.compile(r"https://|http://(127\.0\.0\.1|localhost|\[::1\])([:/]|$)")
 HINTS = {
     401: "; the model needs a token: name its file in model_token_file",
     403: "; the token's owner has to accept the model's terms on the hub",
@@ -39,20 +43,25 @@ class Hub:
     """A hub, and the token that it is asked with."""
 
     def __init__(self, endpoint: str, token: str) -> None:
+        if token and not SAFE_FOR_A_TOKEN.match(endpoint):
+            raise UnusableInput(
+                f"model_endpoint={endpoint} has no TLS, and the token would be readable on its way; name an https:// "
+                "address, or leave model_token_file empty."
+            )
         self.endpoint = endpoint.rstrip("/")
         self._token = token
 
     def open(self, path: str) -> Any:
         """The answer to a GET. Raises UnusableInput that names the address, never the token."""
-        request = urllib.request.Request(self.endpoint + path, headers={"User-Agent": "kvtrial"})
-        if self._token:
-            request.add_unredirected_header("Authorization", f"Bearer {self._token}")
         try:
+            request = urllib.request.Request(self.endpoint + path, headers={"User-Agent": "kvtrial"})
+            if self._token:
+                request.add_unredirected_header("Authorization", f"Bearer {self._token}")
             return urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS)
         except urllib.error.HTTPError as error:
             hint = HINTS.get(error.code, "")
             raise UnusableInput(f"{self.endpoint}{path} answered {error.code}{hint}.") from None
-        except OSError as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise UnusableInput(
                 f"{self.endpoint} can't be reached ({getattr(error, 'reason', error)}); set model_endpoint to a hub or "
                 "mirror that this host reaches, or bring the model from the controller (model_source=upload)."
@@ -78,21 +87,30 @@ class File:
 
 def listing(hub: Hub, repository: str, revision: str) -> list[File]:
     """The files of the revision. Raises UnusableInput where the hub has another one, or no model."""
-    with hub.open(f"/api/models/{repository}/revision/{revision}?blobs=true") as answer:
-        told = json.load(answer)
+    path = f"/api/models/{repository}/revision/{revision}?blobs=true"
+    try:
+        with hub.open(path) as answer:
+            told = json.load(answer)
+        files = [file_of(entry) for entry in told.get("siblings", [])]
+    except (ValueError, TypeError, KeyError, AttributeError, http.client.HTTPException):
+        raise UnusableInput(
+            f"{hub.endpoint}{path} answered something else than a hub's list of files; set model_endpoint to the "
+            "address of a hub or of a mirror that has its interface."
+        ) from None
     if told.get("sha") != revision:
         raise UnusableInput(
             f"The hub knows revision {told.get('sha')} of {repository}, {revision} was asked for; give the full commit "
             "hash."
         )
-    files = []
-    for entry in told.get("siblings", []):
-        large = entry.get("lfs") or {}
-        size = large.get("size", entry.get("size"))
-        files.append(File(entry["rfilename"], size, large.get("sha256"), entry.get("blobId")))
     if not any(file.path == "config.json" for file in files):
         raise UnusableInput(f"{repository} has no config.json at {revision}, so it is no model.")
     return files
+
+
+def file_of(entry: dict[str, Any]) -> File:
+    """A file of the hub's list. Raises KeyError, TypeError or AttributeError where it is none."""
+    large = entry.get("lfs") or {}
+    return File(str(entry["rfilename"]), large.get("size", entry.get("size")), large.get("sha256"), entry.get("blobId"))
 
 
 def digests_of(path: Path) -> tuple[str, str]:
@@ -110,11 +128,14 @@ def fetch_file(hub: Hub, repository: str, revision: str, name: str, target: Path
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.partial")
     address = f"/{repository}/resolve/{revision}/{urllib.parse.quote(name)}"
-    with hub.open(address) as answer, partial.open("wb") as file:
-        for block in iter(lambda: answer.read(BLOCK_BYTES), b""):
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with hub.open(address) as answer, partial.open("wb") as file:
+            for block in iter(lambda: answer.read(BLOCK_BYTES), b""):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+    except http.client.HTTPException:
+        raise UnusableInput(f"{hub.endpoint} ended in the middle of {name}; run the same command again.") from None
     partial.replace(target)
 
 
@@ -146,7 +167,7 @@ def token_in(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").strip() if path else ""
     except OSError as error:
-        raise UnusableInput(f"model_token_file can't be read on the host: {error.strerror}.") from None
+        raise UnusableInput(f"model_token_file={path} can't be read: {error.strerror}.") from None
 
 
 def main() -> int:
@@ -156,12 +177,14 @@ def main() -> int:
     for name in ("--endpoint", "--repository", "--revision"):
         parser.add_argument(name, required=True)
     parser.add_argument("--token-file", default="")
+    parser.add_argument("--token-on-stdin", action="store_true")
     parser.add_argument("--exclude", action="append", default=[])
     given = parser.parse_args()
     try:
         if not re.fullmatch(r"[0-9a-f]{40}", given.revision):
             raise UnusableInput(f"model_revision={given.revision} is no full commit hash; give its 40 digits.")
-        hub = Hub(given.endpoint, token_in(given.token_file))
+        token = sys.stdin.readline().strip() if given.token_on_stdin else token_in(given.token_file)
+        hub = Hub(given.endpoint, token)
         print(json.dumps(fetch(given.directory, hub, given.repository, given.revision, given.exclude)))
     except (UnusableInput, OSError) as error:
         print(error, file=sys.stderr)

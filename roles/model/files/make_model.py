@@ -379,6 +379,8 @@ def make(directory: Path, dimensions: Dimensions, recipe: Recipe) -> bool:
         return False
     refuse_foreign(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
+    mark = directory.with_name(f".{directory.name}.kvtrial")  # whose it is, before there is anything
+    mark.write_text(json.dumps({"made_by": "kvtrial", "name": directory.name}) + "\n", encoding="utf-8")
     staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
         write_tokenizer(staging, dimensions)
@@ -448,8 +450,8 @@ def digest_of(path: Path) -> str:
     return sha256_of(path)
 
 
-def adopt(directory: Path, manifest_path: Path, **facts: Any) -> bool:
-    """Write the manifest of a given model directory to `manifest_path`; return whether it changed."""
+def adopt(directory: Path, manifest_path: Path, check: bool = False, **facts: Any) -> dict[str, Any]:
+    """Write the manifest of a given model directory, unless `check`; return whether it changed, and to what."""
     if not (directory / "config.json").is_file():
         raise UnusableInput(
             f"{directory} has no config.json; a model directory has config.json, a tokenizer and weights, "
@@ -457,14 +459,16 @@ def adopt(directory: Path, manifest_path: Path, **facts: Any) -> bool:
         )
     manifest = manifest_of(files_of(directory), "given", **facts_of_config(directory), **facts)
     text = json.dumps(manifest, indent=2, sort_keys=True) + "\n"
-    if manifest_path.is_file() and manifest_path.read_text(encoding="utf-8") == text:
-        return False
+    changed = not manifest_path.is_file() or manifest_path.read_text(encoding="utf-8") != text
+    told = {"changed": changed, "directory": str(directory), "revision": manifest["revision"]}
+    if check or not changed:
+        return told
     manifest_path.parent.mkdir(parents=True, exist_ok=True)
     temporary = manifest_path.with_name(f".{manifest_path.name}.{os.getpid()}")
     temporary.write_text(text, encoding="utf-8")
     temporary.chmod(0o644)
     temporary.replace(manifest_path)
-    return True
+    return told
 
 
 def parser() -> argparse.ArgumentParser:
@@ -482,6 +486,8 @@ def parser() -> argparse.ArgumentParser:
     adopting = commands.add_parser("adopt", help="compute the manifest of a given directory")
     adopting.add_argument("directory", type=Path)
     adopting.add_argument("--manifest", type=Path, required=True)
+    for command in (making, adopting):
+        command.add_argument("--check", action="store_true", help="say what would change, and write nothing")
     adopting.add_argument("--unpacked", action="store_true", help="it may lie in one folder of an archive")
     digesting = commands.add_parser("digest", help="print what pins a directory or an archive")
     digesting.add_argument("directory", type=Path)
@@ -493,22 +499,26 @@ def parser() -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Carry out one command; return what is printed."""
     directory: Path = arguments.directory
-    if arguments.command == "verify":
-        if problem := problem_with(directory):
-            raise UnusableInput(f"{problem}; remove the directory and run again to make it anew.")
-        manifest_path, changed = directory / MANIFEST, False
-    elif arguments.command == "adopt":
+    if arguments.command == "adopt":
         if arguments.unpacked:
             unpack_single_folder(directory)
             make_world_readable(directory)
         # What the role brought it may remove again; a model of the user's own, never.
         facts = {"brought_here": True} if arguments.unpacked else {}
-        manifest_path, changed = arguments.manifest, adopt(directory, arguments.manifest, **facts)
+        return adopt(directory, arguments.manifest, arguments.check, **facts)
+    changed = False
+    if arguments.command == "verify":
+        if problem := problem_with(directory):
+            raise UnusableInput(f"{problem}; remove the directory and run again to make it anew.")
     else:
         dimensions = Dimensions(**{name: getattr(arguments, name) for name in asdict(Dimensions())})
         recipe = Recipe(arguments.architecture, arguments.tied, arguments.seed, arguments.generator)
-        manifest_path, changed = directory / MANIFEST, make(directory, dimensions, recipe)
-    manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
+        if arguments.check and not is_made_as_asked(directory, dimensions, recipe):
+            check_dimensions(dimensions)
+            refuse_foreign(directory)
+            return {"changed": True, "directory": str(directory), "revision": ""}
+        changed = make(directory, dimensions, recipe)
+    manifest = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
     return {"changed": changed, "directory": str(directory), "revision": manifest["revision"]}
 
 

@@ -1,10 +1,18 @@
-"""Print, as one JSON line, what decides whether an engine can be installed here. Changes nothing.
+"""Print, as one JSON line, what decides whether an environment can be installed here, or has to be. Changes nothing.
 
 Arguments: the path of the virtual environment, the path of its marker. Runs on any Python 3, since which one it is is
 part of the question.
+
+What changed inside a finished environment is found without reading it: only files whose ctime is after the marker's are
+looked at. One that a RECORD lists is hashed, and is right if it is what one of them says, since packages may share one;
+of the others (a RECORD itself, a file that nobody installed) the mtime decides, since a copied environment has new
+ctimes. Compiled files are left out.
 """
 
+import base64
+import csv
 import ctypes
+import hashlib
 import json
 import os
 import platform
@@ -54,8 +62,63 @@ def marker_content(path):
         return None
 
 
+def listed_files(venv, folder):
+    """{path: [digest, ...]} of what the RECORDs in a folder of packages list with a digest (sha256, urlsafe base64)."""
+    listed = {}
+    for name in os.listdir(folder):
+        record = os.path.join(folder, name, "RECORD")
+        if not name.endswith(".dist-info") or not os.path.isfile(record):
+            continue
+        with open(record, encoding="utf-8", newline="") as file:
+            for row in csv.reader(file):
+                path = os.path.normpath(os.path.join(folder, row[0])) if row else ""
+                if len(row) > 1 and row[1].startswith("sha256=") and path.startswith(venv + os.sep):
+                    listed.setdefault(path, []).append(row[1][len("sha256=") :])
+    return listed
+
+
+def digest_of(path):
+    """A file's sha256 as a RECORD writes it."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
+
+
+def is_changed(path, digests, finished):
+    """Whether a file is another one than when the environment was finished."""
+    facts = os.stat(path)
+    if facts.st_ctime_ns <= finished.st_ctime_ns:
+        return False
+    return digest_of(path) not in digests if digests else facts.st_mtime_ns > finished.st_mtime_ns
+
+
+def drift(venv, marker):
+    """What changed in a finished environment since: {"paths": the first few, "count": of all}."""
+    found = []
+    if not os.path.isfile(marker):
+        return {"paths": found, "count": 0}
+    finished = os.stat(marker)
+    library = os.path.join(venv, "lib")
+    for python in os.listdir(library) if os.path.isdir(library) else []:
+        folder = os.path.join(library, python, "site-packages")
+        if not os.path.isdir(folder):
+            continue
+        listed = listed_files(venv, folder)
+        seen = set()
+        for place, folders, names in os.walk(folder):
+            folders[:] = [name for name in folders if name != "__pycache__"]
+            seen.update(os.path.join(place, name) for name in names if not name.endswith(".pyc"))
+        for path in sorted(seen | set(listed)):
+            if not os.path.exists(path) or is_changed(path, listed.get(path), finished):
+                found.append(os.path.relpath(path, venv))
+    return {"paths": found[:3], "count": len(found)}
+
+
 def main():
     venv, marker = os.path.abspath(sys.argv[1]), sys.argv[2]
+    begun = os.path.join(os.path.dirname(venv), ".%s.kvtrial" % os.path.basename(venv))
     usable = os.access(os.path.join(venv, "bin", "python"), os.X_OK)
     print(
         json.dumps(
@@ -68,8 +131,10 @@ def main():
                 "free_bytes": shutil.disk_usage(nearest_existing(venv)).free,
                 "exists": os.path.lexists(venv),
                 "is_ours": os.path.isfile(os.path.join(venv, "pyvenv.cfg"))
+                or os.path.isfile(begun)
                 or not (os.path.isdir(venv) and os.listdir(venv)),
                 "marker": marker_content(marker) if usable else None,
+                "drift": drift(venv, marker) if usable else {"paths": [], "count": 0},
             }
         )
     )
