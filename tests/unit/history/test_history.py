@@ -427,9 +427,10 @@ def test_an_alarm_is_for_a_change_when_it_is_first_found_and_is_told_once(tmp_pa
     assert "ALARM: TTFT of the control (return) rose 20 % on host g07 on 6 Nov" in capsys.readouterr().out
     assert main([*night_after_night, "--newest", "3"]) == 0
     assert "ALARM (told before): TTFT of the control" in capsys.readouterr().out
-    assert read(store, newest_nights=3).alarms and not read(store, newest_nights=3).new_alarms
+    known = read(store, "g07", newest_nights=3)
+    assert known.alarms and not known.new_alarms
     store_of(store, plant("g07", night(5), control=1.2), nights=20)
-    assert not read(store, newest_nights=3).alarms
+    assert not read(store, "g07", newest_nights=3).alarms
 
 
 def test_an_alarm_that_the_webhook_did_not_take_is_told_again(tmp_path, monkeypatch):

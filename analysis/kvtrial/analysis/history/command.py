@@ -65,7 +65,7 @@ def command(options: argparse.Namespace) -> int:
     if history.new_alarms and options.webhook is not None and (why := post(options.webhook, history)):
         print(why, file=sys.stderr)
         return UNDELIVERED
-    if options.add or options.webhook is not None:
+    if options.newest and (options.add or options.webhook is not None):
         remember(options.store, history.changes, history.nights)
     return ALARM if history.new_alarms else 0
 

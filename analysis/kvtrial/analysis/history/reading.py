@@ -73,7 +73,7 @@ def read(
     Tested for changes are primary comparisons and guards: effects, and the control's own levels. An alarm stands while
     the night on which it was first found is among the `newest_nights`. Raises UnusableInput.
     """
-    files = files_of(store, protocol)
+    files = files_of(store, protocol, host)
     used = engine or engine_for(files)
     frame, texts = nights_of(files, used, host)
     settings = _settings(texts)

@@ -197,8 +197,8 @@ def _as_table(rows: Sequence[Row]) -> pyarrow.Table:
     return pyarrow.table({name: [getattr(row, name) for row in rows] for name in COLUMNS}, schema=_SCHEMA)
 
 
-def files_of(store: Path, protocol: str | None = None) -> list[Path]:
-    """The store's files, in order. Raises UnusableInput where there is none.
+def files_of(store: Path, protocol: str | None = None, host: str | None = None) -> list[Path]:
+    """The store's files of a protocol, in order; `host`: what is looked for in them. Raises UnusableInput for none.
 
     Of a campaign that lies under two nights, since its move was cut off, the newer file counts.
     """
@@ -211,7 +211,7 @@ def files_of(store: Path, protocol: str | None = None) -> list[Path]:
     for path in sorted(store.glob(f"{named}/night=*/*.parquet"), key=lambda file: file.stat().st_mtime_ns):
         newest[path.parents[1], path.name] = path
     if not newest:
-        raise nothing_of(store, None, protocol)
+        raise nothing_of(store, host, protocol)
     return sorted(newest.values())
 
 
@@ -302,6 +302,8 @@ def bounded_duckdb() -> Iterator[Any]:
             "threads": 2,
         }
         with duckdb.connect(":memory:", config=bounds) as connection:
+            # It would stand in the midst of what is printed for others to read.
+            connection.execute("SET enable_progress_bar = false")
             yield connection
 
 
