@@ -209,16 +209,17 @@ def deviations(effects: Floats, variances: Floats, unpooled: Floats) -> tuple[Fl
     larger of its two: one that was quiet by chance is not called odd for it, and one whose pairs are noisier than its
     class's is no surer than they are.
 
-    (effect − the others' mean) / √(own variance + the others' τ² + variance of their mean), against t with k − 2
-    degrees of freedom: a host is held against how far the others lie apart, never closer than measurement noise lets
-    them, and how far they lie apart is known from k − 1 of them alone. Exact for normal host effects of one precision;
-    below it where the hosts do not differ. Three hosts leave one degree of freedom: there a host is hardly ever odd.
+    (effect − the others' mean) / √(own variance + the others' τ² + variance of their mean), against t: a host is held
+    against how far the others lie apart, never closer than measurement noise lets them. How far they lie apart is known
+    from k − 1 of them alone, so t has k − 2 degrees of freedom; of hosts of unlike precision the precise ones tell it,
+    and it has (Σw)² / Σw² − 1 of the others' weights, which is k − 2 where they weigh the same. Exact for normal host
+    effects of one precision; below it where the hosts do not differ. Three hosts leave one degree of freedom: there a
+    host is hardly ever odd.
     """
     if effects.ndim == 1:
         found = deviations(effects[None], variances[None], unpooled[None])
         return found[0][0], found[1][0]
     present = numpy.isfinite(variances)
-    degrees = numpy.maximum(present.sum(axis=-1) - 2.0, 1.0)
     result = numpy.zeros_like(effects)
     p_values = numpy.ones_like(effects)
     for index in range(effects.shape[-1]):
@@ -230,6 +231,7 @@ def deviations(effects: Floats, variances: Floats, unpooled: Floats) -> tuple[Fl
         mean = (weights * effects).sum(axis=-1) / total
         own = numpy.where(present[..., index], numpy.maximum(variances, unpooled)[..., index], 1.0)
         spread = own + tau2 + 1 / total
+        degrees = numpy.maximum(total**2 / (weights**2).sum(axis=-1) - 1, 1.0)
         there = present[..., index]
         result[..., index] = numpy.where(there, (effects[..., index] - mean) / numpy.sqrt(spread), 0.0)
         p_values[..., index] = numpy.where(there, 2 * special.stdtr(degrees, -numpy.abs(result[..., index])), 1.0)

@@ -324,7 +324,8 @@ def _by_duckdb(files: list[Path], host: str | None) -> tuple[pandas.DataFrame, S
     )
     texts = f"SELECT hash(settings) AS key, any_value(settings) {source} GROUP BY key"
     given: dict[str, Any] = {"files": [str(path) for path in files]}
-    tables, settings = [], {}
+    tables: list[pyarrow.Table] = []
+    settings: SettingsTexts = {}
     with bounded_duckdb() as connection:
         try:
             sizes = connection.execute(
