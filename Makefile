@@ -71,11 +71,11 @@ PART ?= all
 bench-fleet: test-setup
 	@PYTHONPATH=analysis:tests $(BIN)/python tests/bench/fleet.py $(PART)
 
-# Simulated fleets with known truth: coverage of the fleet's interval, and hosts called odd by mistake; half a minute of one core.
+# Simulated fleets with known truth: coverage of the fleet's interval, and hosts called odd by mistake; minutes of one core.
 bench-fleet-statistics: test-setup
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/bench/fleet_statistics.py
 
-# Summaries and verdict of 1,000 hosts × 16 runs × 2,000 requests, generated: time and memory; some six minutes of one core.
+# Summaries, verdict and end of a campaign of 1,000 hosts × 16 runs × 2,000 requests, generated: time and memory; half an hour of one core.
 bench-analysis: test-setup
 	@$(BIN)/python tests/bench/analysis.py $(if $(filter command line,$(origin HOSTS)),$(HOSTS))
 

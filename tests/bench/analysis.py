@@ -3,11 +3,13 @@
     make bench-analysis             all of it; writes results/analysis.json
     make bench-analysis HOSTS=20    fewer hosts, not written
 
-Two steps, each in a process of its own whose peak memory the kernel counts:
+Three steps, each in a process of its own whose peak memory the kernel counts:
 - records → summaries (`kvtrial summarise`), host by host: a record as a host makes it, with its 2,000 requests listed.
   Each host's records are made by this program right before, and removed after (together they would take over 10 GB of
   disk), so the making is in nobody's figure;
-- summaries → verdict (`kvtrial analyze --summaries`), from the command's start to verdict.json, no record being there.
+- summaries → verdict (`kvtrial analyze --summaries`), from the command's start to verdict.json, no record being there;
+- the end of the campaign (`kvtrial analyze`, what a play runs), every record being there, compressed as
+  `kvtrial_fetch: summary` leaves it: verdict, summary.csv, report, brief and history.
 
 What is generated is offload_return with more prompts than it ships with, every gate satisfied, the hosts' effects
 spread by 5 %, one of them off by 40 %.
@@ -30,14 +32,16 @@ from typing import Any
 
 import msgspec
 import numpy
+import zstandard
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "analysis"), str(ROOT / "tests"), str(ROOT / "tests" / "unit" / "analysis")]
 
 import build  # noqa: E402
-from kvtrial.analysis.campaign import Campaign  # noqa: E402
+from kvtrial.analysis.campaign import Campaign, HostState  # noqa: E402
 from kvtrial.record.plan import HostPlan, Limits, PhasePlan, Plan, PromptPlan, RunPlan  # noqa: E402
 from kvtrial.record.record import PhaseRecord, RunRecord  # noqa: E402
+from kvtrial.record.store import PACKED_RECORD, SUMMARY_ONLY  # noqa: E402
 from msgspec.structs import replace  # noqa: E402
 
 RESULT = Path(__file__).parent / "results" / "analysis.json"
@@ -138,6 +142,20 @@ class Fleet:
             total += len(own)
         return total
 
+    def pack(self, number: int) -> int:
+        """Write a host's records as `kvtrial_fetch: summary` leaves them, quickly rather than small; their bytes."""
+        self.make(number)
+        total = 0
+        for path in (self.directory / "runs" / self.hosts[number]).glob("*/record.json"):
+            packed = path.with_name(PACKED_RECORD)
+            packed.write_bytes(zstandard.ZstdCompressor(level=1).compress(path.read_bytes()))
+            (path.parent / SUMMARY_ONLY).touch()
+            path.unlink()
+            total += packed.stat().st_size
+        state = HostState(host=self.hosts[number], state="finished", reason="")
+        (self.directory / "hosts" / f"{self.hosts[number]}.json").write_bytes(msgspec.json.encode(state))
+        return total
+
     def remove(self, number: int) -> None:
         shutil.rmtree(self.directory / "runs" / self.hosts[number])
 
@@ -168,10 +186,19 @@ VERDICT = (
 import sys, time
 started = time.monotonic()
 from kvtrial.analysis.cli import main
-status = main(["analyze", sys.argv[1], "--summaries"])
+status = main(["analyze", *sys.argv[1:]])
 print(status, time.monotonic() - started, time.process_time(), peak())
 """
 )
+
+
+def analyzed(fleet: Fleet, environment: dict[str, str], *arguments: str) -> tuple[float, float, float]:
+    """Wall time and CPU (seconds) and peak memory (GiB) of kvtrial analyze."""
+    command = [sys.executable, "-c", VERDICT, str(fleet.directory), *arguments]
+    answer = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+    status, wall, cpu, memory = answer.splitlines()[-1].split()
+    print(answer.splitlines()[0], f"(status {status})")
+    return float(wall), float(cpu), float(memory) / 2**20
 
 
 def measure(hosts: int, folder: Path) -> list[dict[str, Any]]:
@@ -196,12 +223,15 @@ def measure(hosts: int, folder: Path) -> list[dict[str, Any]]:
     worker.wait()
     kept = sum(path.stat().st_size for path in (fleet.directory / "summaries").iterdir())
     runs = hosts * 2 * PAIRS
-    command = [sys.executable, "-c", VERDICT, str(fleet.directory)]
-    answer = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
-    status, wall, cpu, memory = answer.splitlines()[-1].split()
+    wall, cpu, memory = analyzed(fleet, environment, "--summaries")
     verdict = json.loads((fleet.directory / "verdict.json").read_text())
     odd = [host["host"] for host in verdict["hosts"] if host["odd"]]
-    print(answer.splitlines()[0], f"(status {status}; odd: {odd})")
+    print(f"odd: {odd}")
+    shutil.rmtree(fleet.directory / "summaries")
+    packed_bytes = sum(map(fleet.pack, range(hosts)))
+    whole_wall, whole_cpu, whole_memory = analyzed(fleet, environment)
+    if json.loads((fleet.directory / "verdict.json").read_text()) != verdict:
+        raise SystemExit("the end of the campaign and its summaries differ in their verdict")
 
     def row(subject: str, metric: str, value: float, unit: str) -> dict[str, Any]:
         return {"subject": subject, "metric": metric, "value": round(value, 3), "unit": unit}
@@ -217,9 +247,9 @@ def measure(hosts: int, folder: Path) -> list[dict[str, Any]]:
         row("records to summaries", "CPU per run", 1000 * seconds / runs, "milliseconds"),
         row("records to summaries", "CPU together", seconds, "seconds"),
         row("records to summaries", "summary per run", kept / runs / 1024, "KiB"),
-        row("summaries to verdict", "wall time", float(wall), "seconds"),
-        row("summaries to verdict", "CPU time", float(cpu), "seconds"),
-        row("summaries to verdict", "peak memory", float(memory) / 2**20, "GiB"),
+        row("summaries to verdict", "wall time", wall, "seconds"),
+        row("summaries to verdict", "CPU time", cpu, "seconds"),
+        row("summaries to verdict", "peak memory", memory, "GiB"),
         row(
             "summaries to verdict",
             "hosts that count",
@@ -227,6 +257,10 @@ def measure(hosts: int, folder: Path) -> list[dict[str, Any]]:
             "hosts",
         ),
         row("summaries to verdict", "hosts called odd (one is)", len(odd), "hosts"),
+        row("end of the campaign", "records, compressed", packed_bytes / 2**30, "GiB"),
+        row("end of the campaign", "wall time", whole_wall, "seconds"),
+        row("end of the campaign", "CPU time", whole_cpu, "seconds"),
+        row("end of the campaign", "peak memory", whole_memory, "GiB"),
     ]
 
 

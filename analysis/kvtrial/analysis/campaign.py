@@ -40,12 +40,11 @@ from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.plan import PROMPT_ONLY, findings, for_host, make_plan, requested_protocol
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.protocols import is_path, with_sizes
-from kvtrial.analysis.stages import part_of, read_stopped, remember, stop_sentence, stopped_verdict
+from kvtrial.analysis.stages import part_of, read_stopped, remember, stop_sentence
 from kvtrial.analysis.stalls import with_stalls
 from kvtrial.analysis.textfile import to_textfile
 from kvtrial.analysis.traces import TRACES_FOLDER, read_traces, trace_sentence
 from kvtrial.analysis.verdict import LEAST_SHARE_OF_HOSTS
-from kvtrial.analysis.verdict import conclude as conclude_verdict
 from kvtrial.analysis.workloads import Traces
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import Plan, canonical_json, files_of_traces, plan_sha256
@@ -66,15 +65,16 @@ from kvtrial.record.verdict import Verdict
 from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from kvtrial.analysis.history.model import History
     from kvtrial.analysis.lengths import LengthFit
+    from kvtrial.analysis.summaries import Judged, Outline
 
 EXIT_STATUS = {"INVALID": 4, "INCONCLUSIVE": 3}
 UNUSABLE = 2
 HISTORY = "history"
 """The folder beside the campaigns that holds the history of all of them."""
-HISTORY_FILES_MAX = 4000
-"""Up to so many files (a host's night each) the end of a campaign reads the history by itself."""
 SAME_NUMBER = 1e-9
 """Relative difference up to which two forms of one number are the same."""
 KEPT_OF_A_HOST = (
@@ -386,7 +386,7 @@ def _unfinished(results: Path, plan: Plan) -> Campaign | None:
             continue
         planned = [h.host for h in campaign.plan.hosts]
         if planned == hosts:
-            return None if is_complete(path.parent, campaign) else campaign
+            return None if is_complete(path.parent, planned) else campaign
         if _is_short_of(path.parent, campaign, hosts):
             return campaign
     return None
@@ -399,7 +399,7 @@ def _is_short_of(directory: Path, campaign: Campaign, hosts: Sequence[str]) -> b
     return (
         planned < set(hosts)
         and lost <= set(lost_hosts_of(directory))
-        and (_finished_share(directory, campaign) < LEAST_SHARE_OF_HOSTS or not is_complete(directory, campaign))
+        and (_finished_share(directory, sorted(planned)) < LEAST_SHARE_OF_HOSTS or not is_complete(directory, planned))
     )
 
 
@@ -431,10 +431,9 @@ def _pins(plan: Plan) -> dict[str, dict[str, str]]:
     }
 
 
-def is_complete(directory: Path, campaign: Campaign) -> bool:
-    """Whether every host's program has finished and was fetched."""
-    states = {state.host: state.state for state in _host_states(directory)}
-    return all(states.get(host.host) == "finished" for host in campaign.plan.hosts)
+def is_complete(directory: Path, hosts: Iterable[str]) -> bool:
+    """Whether the program of every planned host has finished and was fetched."""
+    return finished_hosts(directory) >= set(hosts)
 
 
 def _difference(old: Plan, new: Plan) -> str:
@@ -631,7 +630,7 @@ def read_records(directory: Path) -> dict[str, list[RunRecord]]:
     """
     campaign = read_campaign(directory)
     digests = host_plan_digests(directory)
-    _refuse_runs_without_record(directory)
+    refuse_runs_without_record(directory)
     hosts = sorted({run.parent.name for run in directory.glob("runs/*/p*") if record_path(run).is_file()})
     return {host: read_host_records(directory, host, campaign, digests) for host in hosts}
 
@@ -656,7 +655,13 @@ def read_host_records(directory: Path, host: str, campaign: Campaign, digests: d
     return records
 
 
-def _refuse_runs_without_record(directory: Path) -> None:
+def size_of_records(directory: Path, host: str) -> int:
+    """Bytes of a host's records as texts, about: a compressed one takes ten times as much, unpacked."""
+    paths = [record_path(run) for run in (directory / "runs" / host).glob("p*")]
+    return sum(path.stat().st_size * (10 if path.name == PACKED_RECORD else 1) for path in paths if path.is_file())
+
+
+def refuse_runs_without_record(directory: Path) -> None:
     """Raise UnusableInput for a run's folder without its record: it was fetched whole, so the record was removed."""
     for path in sorted(directory.glob("runs/*/p*")):
         if path.is_dir() and RUN_NAME.fullmatch(path.name) and not record_path(path).is_file():
@@ -664,17 +669,6 @@ def _refuse_runs_without_record(directory: Path) -> None:
                 f"{record_path(path)} is missing: the run was fetched whole, so it was removed; restore it, or take "
                 f"the folder {path} out, and the run counts as missing."
             )
-
-
-def _missing_runs(directory: Path, campaign: Campaign) -> list[str]:
-    """A sentence for each finished host that planned runs have no record of."""
-    finished = finished_hosts(directory)
-    return [
-        said
-        for host in campaign.plan.hosts
-        if host.host in finished
-        and (said := missing_sentence(host.host, host.runs, _finished_runs(directory, host.host)))
-    ]
 
 
 def finished_hosts(directory: Path) -> set[str]:
@@ -763,41 +757,28 @@ def _refuse_edited(path: Path, phase: PhaseRecord) -> None:
         raise UnusableInput(f"{path} was edited: phase {phase.name}: {wrong[0]}; restore it or take its folder out.")
 
 
-@disk_errors_said()
 def analyze(directory: Path) -> Verdict:
     """The verdict of a campaign from its records alone."""
-    campaign = read_campaign(directory)
-    records = read_records(directory)
-    verdict = conclude_verdict(
-        campaign.plan.protocol,
-        records,
-        campaign.campaign,
-        campaign.plan,
-        own_hit_share=campaign.own_hit_share,
-        prices=campaign.prices,
-        install_seconds=campaign.provenance.get("install_seconds"),
-        campaign_seconds=campaign_seconds_of(directory),
-        lost_hosts=lost_hosts_of(directory),
-    )
-    if (stopped := read_stopped(directory)) is not None:
-        verdict = stopped_verdict(verdict, stopped, campaign.plan, records)
-    return msgspec.structs.replace(verdict, caveats=[*_missing_runs(directory, campaign), *verdict.caveats])
+    # What judges imports this module.
+    from kvtrial.analysis.summaries import judge
+
+    return judge(directory).verdict
 
 
 @disk_errors_said()
 def next_stage(directory_name: str, hosts: Sequence[str]) -> dict[str, Any]:
-    """Whether these hosts may be started, after what the others gave so far. Returns go, reason (empty: go)."""
+    """Whether these hosts may be started, after what the others gave so far. Returns go, reason (empty: go).
+
+    Asked so far are hosts with records, and those whose program ended without any.
+    """
+    from kvtrial.analysis.summaries import Outline, judge
+
     directory = Path(directory_name)
-    campaign = read_campaign(directory)
-    reason, records = "", {}
-    # With all hosts in one stage there is nothing to read before it.
-    if any(host.host not in hosts for host in campaign.plan.hosts):
-        records = {host: some for host, some in read_records(directory).items() if host not in hosts}
-    if records:
-        part = part_of(campaign.plan, list(records))
-        verdict = conclude_verdict(campaign.plan.protocol, records, campaign.campaign, part)
-        reason = stop_sentence(verdict, len(campaign.plan.hosts))
-    remember(directory, reason, list(records))
+    outline = Outline(directory)
+    ended = {state.host for state in _host_states(directory) if state.state in ("finished", "failed")}
+    asked = [h for h in outline.hosts if h not in hosts and (h in ended or _finished_runs(directory, h))]
+    reason = stop_sentence(judge(directory, asked).verdict, len(outline.hosts)) if asked else ""
+    remember(directory, reason, asked)
     return {"go": not reason, "reason": reason}
 
 
@@ -830,16 +811,39 @@ def write_outputs(
     `language`, `history`: of the report. `beside`: fits over lengths of other campaigns, shown with its own.
     `arguments`: those of kvtrial report that gave them, for whoever makes the page again.
     """
+    judged, frames = _judged_with_table(directory)
+    _write_outputs(directory, verdict, judged, frames, language, history, beside, arguments)
+
+
+def _judged_with_table(directory: Path) -> "tuple[Judged, list[DataFrame]]":
+    """The campaign with whole records as far as WHOLE_BYTES goes, and the rows of summary.csv of each host."""
     # pandas and matplotlib take over a second to import: planning and sweeping go without.
+    from kvtrial.analysis.summaries import WHOLE_BYTES, judge
+    from kvtrial.analysis.summary import to_frame
+
+    frames: list[Any] = []
+    return judge(directory, whole_bytes=WHOLE_BYTES, each=lambda records: frames.append(to_frame(records))), frames
+
+
+def _write_outputs(
+    directory: Path,
+    verdict: Verdict,
+    judged: "Judged",
+    frames: "Sequence[DataFrame]",
+    language: str = "en",
+    history: "History | None" = None,
+    beside: "Sequence[LengthFit]" = (),
+    arguments: Sequence[str] = (),
+) -> None:
     from kvtrial.analysis.export import write_summary
     from kvtrial.analysis.lengths import fits_of
     from kvtrial.analysis.report import build_brief, build_report
     from kvtrial.analysis.reproduce import commands_of
-    from kvtrial.analysis.summary import to_frame
+    from kvtrial.analysis.summary import joined
 
-    campaign = read_campaign(directory)
-    records = [record for runs in read_records(directory).values() for record in runs]
-    frame = to_frame(records)
+    campaign = judged.campaign
+    records = [record for host in sorted(judged.records) for record in judged.records[host]]
+    frame = joined(frames)
     write_verdict(directory, verdict)
     write_summary(frame, directory)
     protocol = campaign.plan.protocol
@@ -856,24 +860,24 @@ def write_outputs(
     write_atomically(directory / "brief.md", brief.encode())
 
 
-def _into_history(directory: Path, verdict: Verdict) -> None:
+def _into_history(directory: Path, judged: "Judged") -> None:
     """The campaign into the history beside it, results/history; again when it is concluded anew."""
     from kvtrial.analysis.history.store import add
 
-    add(directory.resolve().parent / HISTORY, directory, verdict=verdict)
+    add(directory.resolve().parent / HISTORY, directory, judged=judged)
 
 
 def _history_beside(directory: Path, protocol: str) -> "History | None":
     """What the history beside a campaign says of its protocol; None of a single night, or where it can't be read.
 
-    None too of so many files that reading them would keep a campaign waiting: kvtrial report --history takes them.
+    None too of a store so large that reading it would keep a campaign waiting: kvtrial report --history takes it.
     """
     from kvtrial.analysis.history.file import read_history
-    from kvtrial.analysis.history.store import files_of
+    from kvtrial.analysis.history.store import engine_for, files_of
 
     store = directory.resolve().parent / HISTORY
     try:
-        if len(files_of(store, protocol=protocol)) > HISTORY_FILES_MAX:
+        if engine_for(files_of(store, protocol)) != "pandas":
             return None
         history = read_history(store, protocol)
     except UnusableInput:
@@ -894,23 +898,25 @@ def conclude(
     """
     directory = Path(directory_name)
     started = time.monotonic()
-    campaign = read_campaign(directory)
+    from kvtrial.analysis.summaries import Outline
+
+    outline = Outline(directory)
     if passed_seconds is not None:
-        took = {"campaign_seconds": passed_seconds - (campaign.provenance.get("install_seconds") or 0.0)}
+        took = {"campaign_seconds": passed_seconds - (outline.campaign.provenance.get("install_seconds") or 0.0)}
         write_atomically(directory / "duration.json", msgspec.json.encode(took))
     if lost_hosts is not None:
-        planned = {host.host for host in campaign.plan.hosts}
-        write_atomically(directory / "lost.json", msgspec.json.encode(sorted(set(lost_hosts) - planned)))
-    verdict = analyze(directory)
+        write_atomically(directory / "lost.json", msgspec.json.encode(sorted(set(lost_hosts) - set(outline.hosts))))
+    judged, frames = _judged_with_table(directory)
+    verdict = judged.verdict
     try:
-        _into_history(directory, verdict)
+        _into_history(directory, judged)
     finally:
-        write_outputs(directory, verdict, history=_history_beside(directory, verdict.protocol))
+        _write_outputs(directory, verdict, judged, frames, history=_history_beside(directory, verdict.protocol))
     status = EXIT_STATUS.get(verdict.verdict, 0)
     why, unfinished = cause(verdict), ""
-    if read_stopped(directory) is None and not is_complete(directory, campaign):
-        unfinished = unfinished_sentence(directory, campaign)
-        enough = _finished_share(directory, campaign) >= LEAST_SHARE_OF_HOSTS
+    if read_stopped(directory) is None and not is_complete(directory, outline.hosts):
+        unfinished = unfinished_sentence(outline)
+        enough = _finished_share(directory, outline.hosts) >= LEAST_SHARE_OF_HOSTS
         status, why = (status, f"{why.rstrip('.')}; {unfinished}") if enough else (UNUSABLE, unfinished)
     return {
         "exit_status": status,
@@ -924,21 +930,21 @@ def conclude(
     }
 
 
-def _finished_share(directory: Path, campaign: Campaign) -> float:
+def _finished_share(directory: Path, hosts: Sequence[str]) -> float:
     """Hosts that are finished, as a share of those planned and those that could not be planned."""
-    hosts = [host.host for host in campaign.plan.hosts]
     states = {state.host: state.state for state in _host_states(directory)}
     return sum(states.get(host) == "finished" for host in hosts) / len({*hosts, *lost_hosts_of(directory)})
 
 
-def unfinished_sentence(directory: Path, campaign: Campaign) -> str:
+def unfinished_sentence(outline: "Outline") -> str:
     """Which hosts are not finished and why, and that the same command goes on."""
-    states = {state.host: state for state in _host_states(directory)}
+    states = {state.host: state for state in _host_states(outline.directory)}
     parts = []
-    for host in campaign.plan.hosts:
-        state = states.get(host.host)
+    for host in outline.hosts:
+        state = states.get(host)
         if state is None or state.state != "finished":
-            done, planned = len(_finished_runs(directory, host.host)), sum(not run.spare for run in host.runs)
+            done = len(_finished_runs(outline.directory, host))
+            planned = sum(not run.spare for run in outline.runs_of(host))
             why = f"{state.state}{f': {state.reason}' if state.reason else ''}" if state else "nothing was fetched"
-            parts.append(f"{host.host} ({why}; {done} of {planned} runs done)")
+            parts.append(f"{host} ({why}; {done} of {planned} runs done)")
     return f"not finished on {', '.join(parts)}; the same command goes on with what is missing."

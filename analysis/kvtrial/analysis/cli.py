@@ -95,7 +95,7 @@ def merge(options: argparse.Namespace) -> int:
     """Put campaigns over parts of one inventory together, and reach the verdict over all hosts."""
     from kvtrial.analysis.slices import merge as put_together
 
-    put_together(options.parts, options.into)
+    put_together(options.parts, options.into, options.may_differ)
     try:
         return _conclude(options.into, options.json)
     except BaseException:
@@ -246,6 +246,9 @@ def _parser() -> argparse.ArgumentParser:
     merged = command("merge", merge)
     merged.add_argument("parts", type=Path, nargs="+", help="campaigns that share no host")
     merged.add_argument("--into", type=Path, required=True, metavar="FOLDER", help="a new folder, such as results/all")
+    merged.add_argument(
+        "--may-differ", action="append", default=[], metavar="NAME", help="driver, kernel, …: see kvtrial_may_differ"
+    )
     merged.add_argument("--json", action="store_true")
     reported = command("report", report)
     reported.add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))

@@ -1,7 +1,6 @@
 """A history, or every request of campaigns, as one file of rows for others; never held in memory."""
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -26,15 +25,12 @@ def export_history(store: Path, form: RowForm, output: Path) -> int:
     """Write all rows of a history; their number. Raises UnusableInput."""
     import duckdb
 
-    from kvtrial.analysis.history.store import COLUMNS, DUCKDB_MEMORY, files_of
+    from kvtrial.analysis.history.store import COLUMNS, bounded_duckdb, files_of
 
     files = [str(path) for path in files_of(store)]
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     written = "PARQUET" if form == "parquet" else "CSV, HEADER"
-    with (
-        tempfile.TemporaryDirectory(prefix="kvtrial-export-") as spill,
-        duckdb.connect(":memory:", config={"memory_limit": DUCKDB_MEMORY, "temp_directory": spill}) as connection,
-    ):
+    with bounded_duckdb() as connection:
         try:
             rows = connection.execute(
                 f"COPY (SELECT {', '.join(COLUMNS)} FROM read_parquet($files, hive_partitioning = false) "

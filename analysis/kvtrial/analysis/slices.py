@@ -1,29 +1,54 @@
 """Campaigns of several controllers over parts of one inventory, put together as if one had run them all."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from kvtrial.analysis.campaign import Campaign, lost_hosts_of, read_campaign, read_records
+from kvtrial.analysis.campaign import (
+    Campaign,
+    lost_hosts_of,
+    read_campaign,
+    read_host_records,
+    refuse_runs_without_record,
+)
+from kvtrial.analysis.drift import settings_of
+from kvtrial.analysis.stages import read_stopped
+from kvtrial.analysis.summaries import Outline
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import Plan, plan_sha256
 from kvtrial.record.store import write_atomically
 
 KEPT = ("runs", "hosts", "plans", "workloads")
+ALIKE = {
+    "driver": "driver", "kernel": "kernel", "engine_lock": "vllm_lock", "model": "model_revision", "gpu": "gpu",
+    "governor": "governor", "persistence_mode": "persistence_mode",
+}  # fmt: skip
+"""In what the hosts of one campaign are alike, by the preflight's names, and the settings that tell it."""
 
 
-def merge(parts: Sequence[Path], target: Path) -> Path:
+def merge(parts: Sequence[Path], target: Path, may_differ: Sequence[str] = ()) -> Path:
     """Put the campaigns of `parts` together in the new folder `target`; they stay as they are. Returns `target`.
 
-    Raises UnusableInput where they are not parts of one: another protocol or seed, a host in two of them, a record that
-    is damaged; or where `target` exists.
+    `may_differ`: of ALIKE what parts may differ in, as kvtrial_may_differ says it of hosts. Raises UnusableInput where
+    they are not parts of one: another protocol or seed, a host in two of them, hosts that the preflight would not have
+    let run together, a part that stopped at its canary, a record that is damaged; or where `target` exists, or lies in
+    a part.
     """
-    campaigns = [read_campaign(part) for part in parts]
+    target = target.resolve()
+    for name in may_differ:
+        if name not in ALIKE:
+            raise UnusableInput(f"--may-differ {name}: parts are held against each other in {', '.join(ALIKE)}.")
     for part in parts:
-        read_records(part)
+        if target.is_relative_to(part.resolve()):
+            raise UnusableInput(f"{target} lies in {part}, which stays as it is; name a folder outside the parts.")
+    if target.exists():
+        raise UnusableInput(f"{target} is there already; name a folder that is not there.")
+    campaigns = [read_campaign(part) for part in parts]
     _refuse_unlike(parts, campaigns)
+    _refuse_stopped(parts)
+    _refuse_other_pins(parts, [_settings(part) for part in parts], may_differ)
     merged = together(campaigns, target.name)
     incoming = target.with_name(f".{target.name}.incoming")
     shutil.rmtree(incoming, ignore_errors=True)
@@ -38,7 +63,7 @@ def merge(parts: Sequence[Path], target: Path) -> Path:
         lost = sorted({host for part in parts for host in lost_hosts_of(part)} - planned)
         write_atomically(incoming / "lost.json", msgspec.json.encode(lost))
         write_atomically(incoming / "campaign.json", _as_text(merged, parts))
-        read_records(incoming)
+        _settings(incoming)
         try:
             incoming.rename(target)
         except OSError as error:
@@ -56,6 +81,52 @@ def _as_text(merged: Campaign, parts: Sequence[Path]) -> bytes:
     told = [msgspec.json.decode((part / "campaign.json").read_bytes())["plan"]["hosts"] for part in parts]
     raw["plan"]["hosts"] = sorted((host for hosts in told for host in hosts), key=lambda host: str(host["host"]))
     return msgspec.json.format(msgspec.json.encode(raw), indent=1)
+
+
+def _settings(directory: Path) -> dict[str, dict[str, str]]:
+    """Host → what it ran on, of those with records, one host's records at a time. Raises UnusableInput as analyze."""
+    outline = Outline(directory)
+    refuse_runs_without_record(directory)
+    outline.refuse_strangers()
+    found = {}
+    for host in outline.hosts:
+        campaign, digest = outline.of(host)
+        if records := read_host_records(directory, host, campaign, {host: digest}):
+            found[host] = settings_of(records, campaign.plan.protocol.control)
+    return found
+
+
+def _refuse_stopped(parts: Sequence[Path]) -> None:
+    for part in parts:
+        if (stopped := read_stopped(part)) is not None:
+            raise UnusableInput(
+                f"{part} {stopped.reason.partition(';')[0]}, so it is no part of a whole campaign; run that part anew, "
+                f"or merge the others alone."
+            )
+
+
+def _refuse_other_pins(
+    parts: Sequence[Path], settings: Sequence[Mapping[str, Mapping[str, str]]], may_differ: Sequence[str]
+) -> None:
+    """Raise UnusableInput where the hosts of parts differ in what hosts of one campaign must have alike.
+
+    What the hosts of one part differ in, its preflight was told that they may.
+    """
+    for name, setting in ALIKE.items():
+        values = [_values(of_part.values(), setting) for of_part in settings]
+        told = [(part, found) for part, found in zip(parts, values, strict=True) if found]
+        if name in may_differ or any(len(found) > 1 for _, found in told):
+            continue
+        if len({next(iter(found)) for _, found in told}) > 1:
+            said = ", ".join(f"{next(iter(found))} in {part}" for part, found in told)
+            raise UnusableInput(
+                f"the parts differ in {name}: {said}; the preflight of one campaign would have refused that. Run them "
+                f"on one {name}, or give --may-differ {name} where it makes no difference."
+            )
+
+
+def _values(settings: Iterable[Mapping[str, str]], name: str) -> set[str]:
+    return {of_host[name] for of_host in settings if name in of_host}
 
 
 def _refuse_unlike(parts: Sequence[Path], campaigns: Sequence[Campaign]) -> None:
@@ -81,6 +152,12 @@ def _refuse_unlike(parts: Sequence[Path], campaigns: Sequence[Campaign]) -> None
             owners[host.host] = part
 
 
+def _parts(campaign: Campaign) -> dict[str, dict[str, str]]:
+    """The campaigns that its hosts' records bear → when each was made, and its night where it was told one."""
+    own = {name: campaign.provenance[name] for name in ("created_at_utc", "night") if name in campaign.provenance}
+    return campaign.provenance.get("parts") or {campaign.campaign: own}
+
+
 def together(campaigns: Sequence[Campaign], name: str) -> Campaign:
     """The campaign that has all hosts of `campaigns`, called `name`; each host's records keep the id they have."""
     first = campaigns[0]
@@ -97,7 +174,11 @@ def together(campaigns: Sequence[Campaign], name: str) -> Campaign:
         plan=plan,
         plan_sha256=plan_sha256(plan),
         pins={h: pins for campaign in campaigns for h, pins in campaign.pins.items()},
-        provenance={**first.provenance, "merged_of": [campaign.campaign for campaign in campaigns]},
+        provenance={
+            **first.provenance,
+            "merged_of": [campaign.campaign for campaign in campaigns],
+            "parts": {name: made for campaign in campaigns for name, made in _parts(campaign).items()},
+        },
         asked=msgspec.structs.replace(asked[0], hosts={h: s for part in asked for h, s in part.hosts.items()})
         if asked
         else None,

@@ -17,6 +17,8 @@ from kvtrial.record.verdict import Verdict
 STOPPED = "stopped.json"
 LARGEST_SHARE_INVALID = 0.2
 """Of the hosts asked so far. More could not be left out of the fleet's verdict either: four fifths must count."""
+CANARY_SHARE = 0.2
+"""While no larger share of the planned hosts was asked (one host, a tenth), a single INVALID is too much."""
 
 
 class Stopped(Struct, frozen=True):
@@ -31,13 +33,18 @@ def stop_sentence(verdict: Verdict, planned: int) -> str:
 
     `verdict` is over the hosts that were asked so far, `planned` counts all hosts of the campaign.
     """
-    invalid = [host for host in verdict.hosts if host.verdict == "INVALID"]
-    if len(invalid) <= LARGEST_SHARE_INVALID * len(verdict.hosts):
+    hosts = verdict.hosts
+    invalid = [host for host in hosts if host.verdict == "INVALID"]
+    is_canary = len(hosts) == 1 or len(hosts) <= CANARY_SHARE * planned
+    if len(invalid) > (0 if is_canary else LARGEST_SHARE_INVALID * len(hosts)):
+        found, first = f"{len(invalid)} of them INVALID", invalid[0]
+    elif all(host.runs.valid == 0 for host in hosts):
+        found, first = "none of which has a valid pair", hosts[0]
+    else:
         return ""
-    first = invalid[0]
     return (
-        f"stopped after {len(verdict.hosts)} of {planned} hosts, {len(invalid)} of them INVALID ({first.host}: "
-        f"{first.reason}); the others were not started: mend that, then start anew with -e kvtrial_new_campaign=true"
+        f"stopped after {len(hosts)} of {planned} hosts, {found} ({first.host}: {first.reason}); the others were not "
+        f"started: mend that, then start anew with -e kvtrial_new_campaign=true"
     )
 
 

@@ -1,13 +1,14 @@
-"""A host's runs as a summary of kilobytes, made one host at a time, and the verdict from the summaries alone.
+"""A campaign judged one host at a time: a fleet's records are never in memory together.
 
-results/CAMPAIGN/summaries/HOST.json.zst: the host's outcome (gates, pairs, intervals, ladder), and its records without
-what only gates read: lists of requests, resolved configurations, scrapes. So a fleet's records are never in memory
-together, and the verdict of a thousand hosts needs none of them.
+What is left of a host is its outcome (gates, pairs, intervals, ladder), and its records without what only gates read:
+lists of requests, resolved configurations, scrapes. `judge` keeps that in memory, for the end of a campaign;
+`summarise` writes it to results/CAMPAIGN/summaries/HOST.json.zst, with its digest beside it, and the verdict of a
+thousand hosts needs no record then.
 """
 
 import gc
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,20 @@ from msgspec.structs import replace
 from kvtrial.analysis.campaign import (
     Campaign,
     campaign_seconds_of,
+    check_digests,
     disk_errors_said,
     finished_hosts,
     lost_hosts_of,
     missing_sentence,
     read_campaign,
     read_host_records,
+    refuse_runs_without_record,
+    size_of_records,
 )
 from kvtrial.analysis.effect import Interval
 from kvtrial.analysis.faults import DroppedPair, EngineFault, Pair, Pairs
 from kvtrial.analysis.hostverdict import HostOutcome
+from kvtrial.analysis.stages import read_stopped, stopped_verdict
 from kvtrial.analysis.verdict import judge_planned, over_fleet
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import HostPlan, Plan
@@ -42,6 +47,8 @@ from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
 SUMMARIES = "summaries"
 ROLES_KEPT = ("load_bytes",)
 """What is still asked of a phase's scrapes once the hosts are judged: what a tier gave back."""
+WHOLE_BYTES = 128 * 2**20
+"""Of records as texts. Up to so much a campaign's records stay whole for its report; they take twice that in memory."""
 _LEVEL = 6
 
 
@@ -138,6 +145,15 @@ class Outline:
         """The campaign without any host."""
         return self._with([])
 
+    def refuse_strangers(self) -> None:
+        """Raise UnusableInput for the records of a host that is not in the plan."""
+        for folder in sorted(self.directory.glob("runs/*")):
+            if folder.name not in self._parts and any(folder.glob("p*")):
+                raise UnusableInput(
+                    f"{folder} is not of this campaign: host {folder.name} is not in the plan; take the folder out, or "
+                    f"restore the right one."
+                )
+
     def runs_of(self, host: str) -> list[_Run]:
         """The planned runs of a host, spares included."""
         return msgspec.json.decode(self._parts[host], type=_Part).runs
@@ -159,11 +175,98 @@ class _Version(Struct, frozen=True):
     schema_version: str
 
 
+class Judged(Struct, frozen=True):
+    """A campaign with its verdict. `campaign` has of each host's planned runs the first; `records`: see `judge`."""
+
+    campaign: Campaign
+    verdict: Verdict
+    records: dict[str, list[RunRecord]]
+
+
+@disk_errors_said()
+def judge(
+    directory: Path,
+    hosts: Sequence[str] | None = None,
+    whole_bytes: int = 0,
+    each: Callable[[Sequence[RunRecord]], None] | None = None,
+) -> Judged:
+    """Judge a campaign from its records, one host after the other; with `hosts` as if it had these alone.
+
+    Records are kept without what only gates read; the first `whole_bytes` of them as they are. `each` is given every
+    host's whole records in turn. Raises UnusableInput for records that can't be used.
+    """
+    with _without_collector():
+        outline = Outline(directory)
+        refuse_runs_without_record(directory)
+        outline.refuse_strangers()
+        left = whole_bytes
+        outcomes, records, plans = {}, {}, []
+        for host in outline.hosts if hosts is None else hosts:
+            campaign, digest = outline.of(host)
+            found = read_host_records(directory, host, campaign, {host: digest})
+            if each is not None:
+                each(found)
+            outcome = judge_planned(campaign.plan.protocol, host, found, campaign.plan, prices=campaign.prices)
+            left -= size_of_records(directory, host) if left > 0 else 0
+            kept = found if left > 0 else [cut_down(record) for record in found]
+            outcomes[host] = _over(outcome, kept)
+            records[host] = kept
+            plans.append(replace(campaign.plan.hosts[0], runs=campaign.plan.hosts[0].runs[:1]))
+        verdict = _verdict(outline, outcomes, records, hosts is None)
+        campaign = outline.campaign
+        return Judged(replace(campaign, plan=replace(campaign.plan, hosts=plans)), verdict, records)
+
+
+def _over(outcome: HostOutcome, records: Sequence[RunRecord]) -> HostOutcome:
+    """The outcome with its pairs over these forms of its records."""
+    runs = {record.run: record for record in records}
+    pairs = [Pair(p.number, {arm: runs[run.run] for arm, run in p.runs.items()}) for p in outcome.pairs.valid]
+    return replace(outcome, pairs=replace(outcome.pairs, valid=pairs))
+
+
+def _verdict(
+    outline: Outline, outcomes: Mapping[str, HostOutcome], records: dict[str, list[RunRecord]], whole: bool
+) -> Verdict:
+    """The verdict over these hosts; of a `whole` campaign with whom it lost, what is missing, and if it stopped."""
+    campaign, directory = outline.campaign, outline.directory
+    if not whole:
+        return over_fleet(campaign.plan.protocol, outcomes, records, campaign.campaign)
+    verdict = over_fleet(
+        campaign.plan.protocol,
+        outcomes,
+        records,
+        campaign.campaign,
+        campaign.own_hit_share,
+        campaign.provenance.get("install_seconds"),
+        campaign_seconds_of(directory),
+        lost_hosts_of(directory),
+    )
+    if (stopped := read_stopped(directory)) is not None:
+        verdict = stopped_verdict(verdict, stopped, campaign.plan, records)
+    finished = finished_hosts(directory)
+    missing = [
+        said
+        for host in outline.hosts
+        if host in finished
+        and (said := missing_sentence(host, outline.runs_of(host), [record.run for record in records[host]]))
+    ]
+    return replace(verdict, caveats=[*missing, *verdict.caveats])
+
+
+@disk_errors_said()
 def summarise(directory: Path, hosts: Sequence[str] | None = None) -> Iterator[Path]:
     """Write the summary of each host (None: of all), one after the other; yields the files. Raises UnusableInput."""
     outline = Outline(directory)
+    for host in hosts or ():
+        if host not in outline.hosts:
+            raise UnusableInput(f"{directory} has no host {host}; its hosts are {_some(outline.hosts)}.")
     for host in outline.hosts if hosts is None else hosts:
         yield summarise_host(outline, host)
+
+
+def _some(hosts: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(hosts) - most} more" if len(hosts) > most else ""
+    return ", ".join(hosts[:most]) + more
 
 
 def summarise_host(outline: Outline, host: str) -> Path:
@@ -188,8 +291,17 @@ def summarise_host(outline: Outline, host: str) -> Path:
     )
     path = outline.directory / SUMMARIES / f"{host}.json.zst"
     path.parent.mkdir(exist_ok=True)
-    write_atomically(path, zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.json.encode(summary)))
+    # The digest goes first: a summary that was cut off between the two is refused, and made anew.
+    packed = zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.json.encode(summary))
+    digest_line = f"{hashlib.sha256(packed).hexdigest()}  {path.name}\n"
+    write_atomically(digest_path(path), digest_line.encode())
+    write_atomically(path, packed)
     return path
+
+
+def digest_path(summary: Path) -> Path:
+    """Where the digest of a summary stands."""
+    return summary.with_name(f"{summary.name}.sha256")
 
 
 def cut_down(record: RunRecord) -> RunRecord:
@@ -206,14 +318,20 @@ def _cut_phase(phase: PhaseRecord) -> PhaseRecord:
 
 
 def read_summary(path: Path) -> HostSummary:
-    """Raises UnusableInput where it is missing, damaged or newer."""
+    """Raises UnusableInput where it is missing, truncated, edited or newer."""
     try:
-        raw = zstandard.ZstdDecompressor().decompress(path.read_bytes())
+        packed = path.read_bytes()
+        if hashlib.sha256(packed).hexdigest() != stated_digest(digest_path(path)):
+            raise UnusableInput(
+                f"{path} does not match its digest: it was truncated or edited; kvtrial summarise {path.parents[1]} "
+                f"makes it anew."
+            )
+        raw = zstandard.ZstdDecompressor().decompress(packed)
         refuse_newer(str(msgspec.json.decode(raw, type=_Version).schema_version), str(path))
         return msgspec.json.decode(raw, type=HostSummary)
-    except FileNotFoundError:
-        raise UnusableInput(f"{path} is missing; kvtrial summarise {path.parents[1]} makes it.") from None
-    except (zstandard.ZstdError, msgspec.DecodeError) as error:
+    except FileNotFoundError as error:
+        raise UnusableInput(f"{error.filename} is missing; kvtrial summarise {path.parents[1]} makes it.") from None
+    except (zstandard.ZstdError, msgspec.DecodeError, ValueError) as error:
         raise UnusableInput(
             f"{path} can't be read ({error}); kvtrial summarise {path.parents[1]} makes it anew."
         ) from None
@@ -223,11 +341,12 @@ def read_summary(path: Path) -> HostSummary:
 def verdict_of(directory: Path) -> Verdict:
     """The verdict of a campaign from its hosts' summaries alone; the same as from the records they were made of.
 
-    Records that are here are held against the digests in the summary. Raises UnusableInput for a summary that is
-    missing, damaged, of another campaign, or older than the host's records.
+    Each summary is held against its digest, and the records that are here against theirs and those in the summary.
+    Raises UnusableInput for a summary that is missing, truncated, edited, of another campaign, or older than the host's
+    records, and for a record that was truncated or edited.
     """
     with _without_collector():
-        return _verdict_of(directory)
+        return _from_summaries(directory)
 
 
 @contextmanager
@@ -242,11 +361,11 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _verdict_of(directory: Path) -> Verdict:
+def _from_summaries(directory: Path) -> Verdict:
     outline = Outline(directory)
+    outline.refuse_strangers()
     campaign = outline.campaign
-    outcomes, records, missing = {}, {}, []
-    finished = finished_hosts(directory)
+    outcomes, records = {}, {}
     for host in outline.hosts:
         path = directory / SUMMARIES / f"{host}.json.zst"
         summary = read_summary(path)
@@ -256,25 +375,12 @@ def _verdict_of(directory: Path) -> Verdict:
             )
         _refuse_outdated(directory, path, summary)
         outcomes[host], records[host] = summary.outcome(), summary.records
-        if host in finished and (said := missing_sentence(host, outline.runs_of(host), summary.digests)):
-            missing.append(said)
-    verdict = over_fleet(
-        campaign.plan.protocol,
-        outcomes,
-        records,
-        campaign.campaign,
-        campaign.own_hit_share,
-        campaign.provenance.get("install_seconds"),
-        campaign_seconds_of(directory),
-        lost_hosts_of(directory),
-    )
-    return replace(verdict, caveats=[*missing, *verdict.caveats])
+    return _verdict(outline, outcomes, records, whole=True)
 
 
 def _refuse_outdated(directory: Path, path: Path, summary: HostSummary) -> None:
     there = {found.parent.name: found for found in (directory / "runs" / summary.host).glob("p*/record.sha256")}
-    unlike = [run for run, found in there.items() if summary.digests.get(run) != stated_digest(found)]
-    if unlike:
-        raise UnusableInput(
-            f"{path} was made before run {unlike[0]} came; kvtrial summarise {directory} makes it anew."
-        )
+    for run, found in there.items():
+        if summary.digests.get(run) != stated_digest(found):
+            raise UnusableInput(f"{path} was made before run {run} came; kvtrial summarise {directory} makes it anew.")
+        check_digests(found.parent)

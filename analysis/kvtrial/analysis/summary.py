@@ -1,6 +1,6 @@
 """Records as one table: a row a run and phase, in a column order that does not change."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pandas
@@ -44,6 +44,13 @@ def to_frame(records: Iterable[RunRecord]) -> pandas.DataFrame:
         in_time: list[PhaseRecord | None] = [*sorted(record.phases, key=lambda phase: phase.started_monotonic_seconds)]
         rows.extend(_of_run(record) | (_of_phase(phase) if phase else {}) for phase in in_time or [None])
     return pandas.DataFrame(rows, columns=columns())
+
+
+def joined(frames: Sequence[pandas.DataFrame]) -> pandas.DataFrame:
+    """The tables of hosts, one host's each, as `to_frame` gives them of all records together."""
+    told = [frame for frame in frames if len(frame)]
+    ordered = sorted(told, key=lambda frame: str(frame["host"].iloc[0]))
+    return pandas.concat(ordered, ignore_index=True) if ordered else to_frame([])
 
 
 def _of_run(record: RunRecord) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from bench.fleet_statistics import EFFECT, campaigns, covered, measure, named
 from build import change, honest_records, protocol
 from kvtrial.analysis.effect import hodges_lehmann
-from kvtrial.analysis.fleet import combine, discoveries, odd_host_power, odd_hosts, paule_mandel, pool
+from kvtrial.analysis.fleet import combine, discoveries, hartung_knapp, odd_host_power, odd_hosts, paule_mandel, pool
 from kvtrial.analysis.verdict import conclude
 from msgspec.structs import replace
 
@@ -33,7 +33,7 @@ def test_the_bcg_trials_give_the_published_log_odds_ratios():
 
 def test_paule_mandel_with_hartung_knapp_is_that_of_statsmodels():
     # combine_effects(effects, variances, method_re="iterated", atol=1e-12) of statsmodels 0.15.0
-    found = pool(*bcg())
+    found = hartung_knapp(*bcg())
     assert float(found.tau2) == pytest.approx(0.3412051021778679, rel=1e-9)
     assert float(found.mean) == pytest.approx(-0.7454603905316224, rel=1e-9)
     assert float(found.error) == pytest.approx(0.1867903364712766, rel=1e-9)
@@ -48,9 +48,23 @@ def test_one_variance_for_all_hosts_needs_no_search():
 
 
 def test_an_absent_host_counts_for_nothing():
-    effects, variances = numpy.array([0.1, 0.5, -0.3, 99.0]), numpy.array([0.01, 0.02, 0.01, numpy.inf])
-    found, three = pool(effects, variances), pool(effects[:3], variances[:3])
-    assert (float(found.mean), float(found.error)) == pytest.approx((float(three.mean), float(three.error)))
+    for second in (0.02, 0.2):
+        effects, variances = numpy.array([0.1, 0.5, -0.3, 99.0]), numpy.array([0.01, second, 0.01, numpy.inf])
+        found, three = pool(effects, variances), pool(effects[:3], variances[:3])
+        assert (float(found.mean), float(found.error)) == pytest.approx((float(three.mean), float(three.error)))
+
+
+def test_hosts_of_unlike_precision_weigh_the_same():
+    effects, variances = numpy.array([0.1, 0.5, -0.3]), numpy.array([0.01, 0.2, 0.01])
+    found = pool(effects, variances)
+    assert float(found.mean) == pytest.approx(0.1)
+    assert float(found.error) == pytest.approx(float(effects.std(ddof=1)) / math.sqrt(3))
+    assert float(found.tau2) == pytest.approx(float(paule_mandel(effects, variances)))
+
+
+def test_hosts_that_agree_to_the_last_digit_have_an_interval_as_wide_as_their_noise_asks():
+    found = combine([hodges_lehmann([-0.1, 0.0, 0.1] * 2)] * 6).interval
+    assert found.estimate == 0.0 and found.high > 0.003 and found.low < -0.003
 
 
 def test_hosts_of_one_class_share_the_noise_of_a_pair():
@@ -64,11 +78,18 @@ def test_hosts_of_one_class_share_the_noise_of_a_pair():
 @pytest.mark.parametrize("hosts", [3, 10])
 def test_simulated_fleets_are_covered_and_nobody_is_odd_by_mistake(hosts):
     rows = measure(400, (hosts,), seed=1)
-    coverage = [row["value"] for row in rows if row["metric"].startswith("coverage")]
+    covers = [row for row in rows if row["metric"].startswith("coverage")]
+    classes = [row["value"] for row in covers if "two classes" in row["subject"]]
+    coverage = [row["value"] for row in covers if "two classes" not in row["subject"]]
     # 400 campaigns: the standard error at 95 % is 1.1 points.
     assert len(coverage) == 9 and min(coverage) > 0.95 - 3.5 * 0.011 and max(coverage) < 0.95 + 3.5 * 0.011
+    assert len(classes) == 3 and min(classes) > 0.95 - 3.5 * 0.011
+    # What is mended there: weighted by precision they cover too seldom.
+    assert min(row["value"] for row in rows if row["metric"] == "the same with hosts weighted") < 0.93
     odd = [row["value"] for row in rows if row["metric"].endswith("called odd") and "within" in row]
-    assert len(odd) == 8 and max(odd) < 0.05 + 3.5 * 0.011
+    assert len(odd) == 11 and max(odd) < 0.05 + 3.5 * 0.011
+    # Taken with k − 2 degrees of freedom whatever the weights, one in ten of these fleets had an odd host.
+    assert hosts < 10 or max(r["value"] for r in rows if "1 : 5" in r["subject"] and "odd" in r["metric"]) < 0.05
 
 
 def test_the_simulation_sees_a_method_that_does_not_cover():

@@ -10,7 +10,7 @@ import msgspec
 import numpy
 from build import honest_records, protocol
 from kvtrial.analysis.campaign import Campaign
-from kvtrial.analysis.history.store import _write, rows_of
+from kvtrial.analysis.history.store import rows_of, write_rows
 from kvtrial.analysis.verdict import conclude
 from kvtrial.record.plan import HostPlan, Limits, Plan, RunPlan
 from kvtrial.record.store import write_atomically
@@ -56,6 +56,7 @@ def store_of(
         declared = replace(declared, arms=dict.fromkeys(declared.arms, declared.arms["control"]))
     generator = numpy.random.default_rng(seed)
     for number in range(nights):
+        by_host = []
         for host in HOSTS:
             here = [p for p in planted if p["host"] == host and p["since"] <= night(number)]
             level = float(numpy.prod([p["control"] for p in here])) if here else 1.0
@@ -75,8 +76,8 @@ def store_of(
             verdict = replace(_TEMPLATE[host], comparisons=comparisons, verdict=word)
             told = msgspec.json.encode(settings).decode()
             made = night(number).replace("-", "") + "T010000Z"
-            rows = list(rows_of(declared, verdict, f"c{number:02}", night(number), made, told, "standin"))
-            _write(store, rows)
+            by_host.append(list(rows_of(declared, verdict, f"c{number:02}", night(number), made, told, "standin")))
+        write_rows(store, declared.name, night(number), f"c{number:02}", by_host)
 
 
 def host_plan(host: str) -> HostPlan:

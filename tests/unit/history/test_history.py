@@ -2,22 +2,28 @@
 
 import json
 import math
+import os
+import shutil
 from pathlib import Path
 
+import history_build
 import msgspec
 import numpy
 import pandas
 import pytest
-from history_build import NIGHTS, campaign_on, night, plant, store_of
+from build import honest_records, protocol
+from history_build import HOSTS, NIGHTS, campaign_on, night, plant, store_of
 from kvtrial.analysis.campaign import conclude
 from kvtrial.analysis.cli import main
 from kvtrial.analysis.history import ALL_HOSTS
 from kvtrial.analysis.history.changepoints import Nightly, best_split, changed
 from kvtrial.analysis.history.command import to_textfile
 from kvtrial.analysis.history.reading import read
-from kvtrial.analysis.history.store import add, files_of, nights_of
+from kvtrial.analysis.history.store import add, files_of, nights_of, rows_of
+from kvtrial.analysis.verdict import conclude as conclude_verdict
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.protocol import Nights
+from msgspec.structs import replace
 
 
 def ttft_of(history, host):
@@ -86,17 +92,30 @@ def test_three_nights_show_a_large_step_by_its_size(tmp_path, capsys):
     assert "few nights: shown by size, not by test" in said and "it takes 5 more" in said
 
 
-@pytest.mark.parametrize("spread", [0, 0.01, 0.02, 0.05])
+def quiet_fleets_called(nights, spread, together=1, fleets=200):
+    """Share of fleets of twelve series, six runs a night, noise of 3 % between runs, in which a change is called.
+
+    `spread`: SD of nights, `together`: how many series share what a night is, as those of one host do.
+    """
+    generator = numpy.random.default_rng([nights, together])
+    called = 0
+    for _ in range(fleets):
+        levels = numpy.repeat(spread * generator.standard_normal((12 // together, nights, 1)), together, axis=0)
+        values = levels + 0.03 * generator.standard_normal((12, nights, 6))
+        called += bool(changed({n: nightly(values[n]) for n in range(12)}, 0.05, dict.fromkeys(range(12), 0.049)))
+    return called / fleets
+
+
+@pytest.mark.parametrize("spread", [0, 0.02, 0.05, 0.12, 0.17])
 def test_nights_that_differ_more_than_runs_raise_no_false_alarms(spread):
-    """200 fleets of twelve series, six runs a night, noise of 3 % between runs and `spread` between nights."""
     for nights in (2, 3, 5, 7, 20):
-        generator = numpy.random.default_rng(nights)
-        called = 0
-        for _ in range(200):
-            levels = spread * generator.standard_normal((12, nights, 1))
-            values = levels + 0.03 * generator.standard_normal((12, nights, 6))
-            called += bool(changed({n: nightly(values[n]) for n in range(12)}, 0.05, dict.fromkeys(range(12), 0.049)))
-        assert called / 200 <= 0.05 + 2.6 * math.sqrt(0.05 * 0.95 / 200), nights
+        called = quiet_fleets_called(nights, spread)
+        assert called <= 0.05 + 2.6 * math.sqrt(0.05 * 0.95 / 200), nights
+
+
+def test_few_nights_of_series_that_move_together_raise_few_false_alarms():
+    assert quiet_fleets_called(3, 0.12, together=4) <= 0.05 + 2.6 * math.sqrt(0.05 * 0.95 / 200)
+    assert quiet_fleets_called(2, 0.5, together=12) == 0
 
 
 def test_a_short_side_of_a_long_series_is_not_split_by_runs():
@@ -112,10 +131,10 @@ def test_hosts_that_come_and_go_are_no_cause(tmp_path):
     from kvtrial.analysis.history.reading import _changes_at
 
     a, b = {"driver": "1"}, {"driver": "1", "governor": "performance"}
-    settings = {("p", "g1", "n1"): a, ("p", "g2", "n1"): a, ("p", "g1", "n3"): a, ("p", "g2", "n3"): b,
-                ("p", "g3", "n3"): b, ("p", "g4", "n3"): b}  # fmt: skip
+    settings = {("p", "g1"): {"n1": a, "n3": a}, ("p", "g2"): {"n1": a, "n3": b}, ("p", "g3"): {"n3": b},
+                ("p", "g4"): {"n3": b}}  # fmt: skip
     assert _changes_at(settings, "p", ALL_HOSTS, "n3") == {}
-    settings["p", "g1", "n4"] = {"driver": "2"}
+    settings["p", "g1"]["n4"] = {"driver": "2"}
     assert _changes_at(settings, "p", "g1", "n4") == {"driver": ("1", "2")}
 
 
@@ -190,7 +209,7 @@ def test_the_same_campaign_twice_is_once(tmp_path):
     directory = campaign_on(tmp_path / "results", night(0), ("g01", "g03"))
     first, second = add(tmp_path / "s", directory), add(tmp_path / "s", directory)
     assert (first.replaced, second.replaced) == (0, 2) and first.rows == second.rows
-    assert len(files_of(tmp_path / "s")) == 2
+    assert len(files_of(tmp_path / "s")) == 1
     moved = add(tmp_path / "s", directory, night(5))
     assert moved.replaced == 2 and {p.parent.name for p in files_of(tmp_path / "s")} == {f"night={night(5)}"}
 
@@ -221,7 +240,8 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
 def test_pandas_and_duckdb_read_the_same(tmp_path):
     store_of(tmp_path, plant("g07", night(3), control=1.2), nights=6)
     (a, first), (b, second) = (nights_of(files_of(tmp_path), engine) for engine in ("pandas", "duckdb"))
-    assert (first, second) == ("pandas", "duckdb")
+    assert first == second and set(first) == {("offload_return", host) for host in HOSTS}
+    b = b.astype({name: "str" for name in b.columns if b[name].dtype == "category"})
     pandas.testing.assert_frame_equal(a[sorted(a.columns)], b[sorted(b.columns)], check_dtype=False)
     told = [
         {(c.host, c.kind, c.metric, c.phase, c.night, c.sentence) for c in read(tmp_path, engine=engine).changes}
@@ -268,6 +288,43 @@ def test_a_full_trial_of_nights_is_followed_by_a_new_one(tmp_path):
     assert {tuple(p.nights) for p in read(tmp_path).pooled} == {(night(4), night(5))}
 
 
+def with_primary(store, metric, nights, rule):
+    """Those nights of the store anew, with the comparison of another metric as the primary one."""
+    before = dict(history_build._TEMPLATE)
+    for host, verdict in before.items():
+        other = next(c for c in verdict.comparisons if c.metric == metric)
+        changed = [
+            replace(c, role="primary" if c is other else "secondary" if c.role == "primary" else c.role)
+            for c in verdict.comparisons
+        ]
+        history_build._TEMPLATE[host] = replace(verdict, comparisons=changed)
+    store_of(store / "other", nights=max(nights) + 1, rule=rule)
+    history_build._TEMPLATE.update(before)
+    for path in files_of(store / "other"):
+        if path.parent.name in {f"night={night(number)}" for number in nights}:
+            place = store / path.relative_to(store / "other")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            path.rename(place)
+    shutil.rmtree(store / "other")
+
+
+def test_another_primary_comparison_begins_a_new_trial(tmp_path):
+    rule = Nights(looks=7)
+    store_of(tmp_path, nights=4, rule=rule)
+    assert {p.metric for p in read(tmp_path).pooled} == {"ttft_median_seconds"}
+    with_primary(tmp_path, "output_throughput_tokens_per_second", (4, 5), rule)
+    for pooled in read(tmp_path).pooled:
+        assert (pooled.metric, pooled.nights) == ("output_throughput_tokens_per_second", [night(4), night(5)])
+
+
+def test_what_changed_within_a_trial_is_named(tmp_path, capsys):
+    planted = [plant(host, night(3), effect=3.0, driver="999") for host in HOSTS]
+    store_of(tmp_path, *planted, nights=6, rule=Nights(looks=7))
+    pooled = read(tmp_path).pooled
+    assert len(pooled) == 5
+    assert all("within these nights changed driver 580.126 → 999 on 4 Nov" in p.note for p in pooled)
+
+
 # ------------------------------------------------------------------------------------------------------ the command
 
 
@@ -295,6 +352,101 @@ def test_the_textfile_counts_alarms_and_bears_no_night(tmp_path):
     assert 'kvtrial_history_alarms{host="g01",protocol="offload_return"} 0.0' in page
     assert 'kvtrial_history_alarms{host="g07",protocol="offload_return"} 0.0' not in page
     assert "2026-11" not in page and page == to_textfile(read(tmp_path))
+
+
+# --------------------------------------------------------------------------------------- each in its place, and once
+
+
+def levels_of(store):
+    """Host → night → runs of the primary effect."""
+    return {s.host: {p.night: p.runs for p in s.points} for s in read(store).shown if s.kind == "effect"}
+
+
+def test_parts_that_are_merged_stay_in_the_history_as_they_were(tmp_path):
+    results = tmp_path / "results"
+    parts = [campaign_on(results, night(0), ("g01", "g03")), campaign_on(results, night(1), ("g07", "g09"))]
+    for part in parts:
+        assert main(["analyze", str(part)]) == 0
+    before = levels_of(results / "history")
+    assert main(["merge", *map(str, parts), "--into", str(results / "all")]) == 0
+    assert levels_of(results / "history") == before
+    assert before["g01"] == {night(0): 6} and before["g07"] == {night(1): 6}
+    # The same where the parts themselves never came here.
+    add(tmp_path / "elsewhere", results / "all")
+    assert levels_of(tmp_path / "elsewhere") == before
+
+
+def test_a_host_without_records_leaves_when_its_campaign_is_added_again(tmp_path):
+    directory = campaign_on(tmp_path / "results", night(0), ("g01", "g03"))
+    add(tmp_path / "s", directory)
+    shutil.rmtree(directory / "runs" / "g03")
+    assert add(tmp_path / "s", directory).replaced == 1
+    assert set(levels_of(tmp_path / "s")) == {"g01"}
+    shutil.rmtree(directory / "runs" / "g01")
+    add(tmp_path / "s", directory)
+    with pytest.raises(UnusableInput, match="holds no campaign"):
+        read(tmp_path / "s")
+
+
+def test_a_campaign_whose_move_was_cut_off_is_read_once(tmp_path):
+    directory = campaign_on(tmp_path / "results", night(0), ("g01",))
+    add(tmp_path / "s", directory)
+    (old,) = files_of(tmp_path / "s")
+    content = old.read_bytes()
+    add(tmp_path / "s", directory, night(1))
+    old.parent.mkdir(exist_ok=True)
+    old.write_bytes(content)
+    os.utime(old, (1, 1))
+    assert levels_of(tmp_path / "s") == {"g01": {night(1): 6}}
+
+
+def test_a_level_takes_the_strongest_role_and_a_pair_without_a_ratio_goes_alone(tmp_path):
+    verdict = conclude_verdict(protocol(), {"g01": honest_records(host="g01")}, "c").hosts[0]
+    primary = next(c for c in verdict.comparisons if c.role == "primary")
+    values = {"arm_values": [0.1] * 5 + [0.0], "against_values": [0.2] * 6}
+    both = [replace(primary, role="secondary", **values), replace(primary, **values)]
+    rows = list(rows_of(protocol(), replace(verdict, comparisons=both), "c", night(0), "x", "{}", "standin"))
+    assert {row.role for row in rows if row.kind == "control"} == {"primary"}
+    assert [len([r for r in rows if (r.kind, r.role) == of]) for of in
+            (("effect", "primary"), ("effect", "secondary"), ("control", "primary"))] == [5, 5, 6]  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------------------- alarms
+
+
+def test_an_alarm_is_for_a_change_when_it_is_first_found_and_is_told_once(tmp_path, capsys):
+    """A rise that is found nights later than the newest seven still alarms; it is told by the night that finds it."""
+    store, results = tmp_path / "s", tmp_path / "results"
+    store_of(store, nights=10)
+    directory = campaign_on(results, night(0), ("g01",))
+    night_after_night = ["history", str(store), "--add", str(directory), "--night", night(0), "--host", "g07"]
+    assert main(night_after_night) == 0
+    store_of(store, plant("g07", night(5), control=1.2), nights=16)
+    assert main(["history", str(store), "--host", "g07"]) == 5, "a look alone tells nobody"
+    assert main([*night_after_night, "--newest", "3"]) == 5
+    assert "ALARM: TTFT of the control (return) rose 20 % on host g07 on 6 Nov" in capsys.readouterr().out
+    assert main([*night_after_night, "--newest", "3"]) == 0
+    assert "ALARM (told before): TTFT of the control" in capsys.readouterr().out
+    known = read(store, "g07", newest_nights=3)
+    assert known.alarms and not known.new_alarms
+    store_of(store, plant("g07", night(5), control=1.2), nights=20)
+    assert not read(store, "g07", newest_nights=3).alarms
+
+
+def test_an_alarm_that_the_webhook_did_not_take_is_told_again(tmp_path, monkeypatch):
+    store_of(tmp_path / "s", plant("g07", night(13), control=1.2))
+    monkeypatch.setattr("kvtrial.analysis.history.command.WEBHOOK_ATTEMPTS", 1)
+    look = ["history", str(tmp_path / "s"), "--webhook", "http://127.0.0.1:9/x"]
+    assert (main(look), main(look)) == (6, 6)
+    monkeypatch.setattr("kvtrial.analysis.history.command.post", lambda *_: "")
+    assert (main(look), main(look)) == (5, 0)
+
+
+def test_what_was_told_and_can_not_be_read_is_a_sentence(tmp_path, capsys):
+    store_of(tmp_path, nights=2)
+    (tmp_path / "told.json").write_text("{")
+    assert main(["history", str(tmp_path)]) == 2
+    assert "told.json can't be read" in (said := capsys.readouterr().err) and said.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,18 @@
 """Summaries: the verdict from them is the one from the records, and what doesn't fit is refused."""
 
+import hashlib
 import shutil
+import weakref
 
 import msgspec
 import pytest
+import zstandard
 from history_build import campaign_on, night
-from kvtrial.analysis.campaign import analyze, host_plan_digests
+from kvtrial.analysis import summaries
+from kvtrial.analysis.campaign import analyze, conclude, host_plan_digests, read_host_records
 from kvtrial.analysis.cli import main
-from kvtrial.analysis.summaries import Outline, read_summary, summarise, verdict_of
+from kvtrial.analysis.stages import remember
+from kvtrial.analysis.summaries import Outline, digest_path, read_summary, summarise, verdict_of
 from kvtrial.record.errors import UnusableInput
 
 
@@ -59,10 +64,70 @@ def test_an_edited_record_is_named_when_its_host_is_summarised(campaign):
         list(summarise(campaign))
 
 
+def test_a_record_that_is_here_and_was_truncated_is_named_beside_its_summary(campaign):
+    list(summarise(campaign))
+    record = campaign / "runs" / "g03" / "p01-1-control" / "record.json"
+    record.write_bytes(record.read_bytes()[:-50])
+    with pytest.raises(UnusableInput, match=r"g03/p01-1-control/record\.json does not match its digest"):
+        verdict_of(campaign)
+
+
+def test_a_summary_that_was_edited_is_named(campaign):
+    _, path, _ = summarise(campaign)
+    told = msgspec.json.decode(zstandard.ZstdDecompressor().decompress(path.read_bytes()))
+    told["intervals"] = [one and {**one, "estimate": 0.9, "low": 0.8, "high": 1.0} for one in told["intervals"]]
+    path.write_bytes(zstandard.ZstdCompressor().compress(msgspec.json.encode(told)))
+    with pytest.raises(UnusableInput, match=r"g03\.json\.zst does not match its digest: it was truncated or edited"):
+        verdict_of(campaign)
+
+
+def test_a_campaign_that_stopped_is_invalid_from_its_summaries_too(campaign):
+    remember(campaign, "stopped after 1 of 3 hosts, 1 of them INVALID (g01: x); the others were not started", ["g01"])
+    list(summarise(campaign))
+    assert verdict_of(campaign) == analyze(campaign)
+    assert main(["analyze", str(campaign), "--summaries"]) == 4
+
+
+def test_the_end_of_a_large_campaign_keeps_no_list_of_requests_and_says_the_same(campaign, monkeypatch):
+    alive = []
+
+    def counted(*arguments):
+        alive.append(sum(bool(ref()) for ref in seen))
+        found = Held(read_host_records(*arguments))
+        seen.append(weakref.ref(found))
+        return found
+
+    class Held(list):
+        """A list that can be referred to weakly."""
+
+    seen: list = []
+    whole = conclude(str(campaign))
+    written = {n: (campaign / n).read_bytes() for n in ("verdict.json", "summary.csv", "metrics.prom")}
+    monkeypatch.setattr(summaries, "WHOLE_BYTES", 0)
+    monkeypatch.setattr(summaries, "read_host_records", counted)
+    cut = conclude(str(campaign))
+    assert {n: (campaign / n).read_bytes() for n in written} == written and cut["answer"] == whole["answer"]
+    # Of the hosts before only what is left of one may still be there.
+    assert alive and max(alive) <= 1
+    judged = summaries.judge(campaign)
+    assert not any(phase.requests for runs in judged.records.values() for run in runs for phase in run.phases)
+
+
+def test_a_host_that_is_not_there_is_a_sentence(campaign, capsys):
+    assert main(["summarise", str(campaign), "--host", "nosuch"]) == 2
+    assert "has no host nosuch; its hosts are g01, g03, g07" in capsys.readouterr().err
+
+
 def test_damaged_missing_and_foreign_summaries_are_refused(campaign):
     first, second, _ = summarise(campaign)
     whole = first.read_bytes()
-    for content, said in ((whole[:100], "can't be read"), (second.read_bytes(), "is of host g03")):
+    for content, said in (
+        (whole[:100], "does not match its digest"),
+        (second.read_bytes(), "is of host g03"),
+        (b"no summary", "can't be read"),
+    ):
+        digest = hashlib.sha256(whole if said == "does not match its digest" else content).hexdigest()
+        digest_path(first).write_text(f"{digest}  {first.name}\n")
         first.write_bytes(content)
         with pytest.raises(UnusableInput, match=said):
             verdict_of(campaign)

@@ -79,6 +79,7 @@ def test_what_is_refused_is_not_asked_again(history):
 
 def test_an_alarm_that_was_not_delivered_ends_with_a_status_of_its_own(store, capsys, monkeypatch):
     monkeypatch.setattr(command, "WEBHOOK_ATTEMPTS", 1)
+    (store / "told.json").unlink(missing_ok=True)
     with taking(500) as (url, _):
         assert main(["history", str(store), "--webhook", url]) == command.UNDELIVERED == 6
     assert "did not take" in capsys.readouterr().err
@@ -86,5 +87,6 @@ def test_an_alarm_that_was_not_delivered_ends_with_a_status_of_its_own(store, ca
 
 def test_nothing_is_posted_without_an_alarm(store):
     with taking() as (url, bodies):
+        (store / "told.json").unlink(missing_ok=True)
         assert main(["history", str(store), "--newest", "0", "--webhook", url]) == 0
-    assert bodies == []
+    assert bodies == [] and not (store / "told.json").exists(), "what was told to nobody is not known"

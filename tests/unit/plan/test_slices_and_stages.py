@@ -1,14 +1,16 @@
 """Parts of an inventory under several controllers, stages of a campaign, and runs of which the record came alone."""
 
 import json
+import shutil
 import tarfile
 from pathlib import Path
 
 import msgspec
 import pytest
-from build import honest_records
-from kvtrial.analysis import campaign, slices
+from build import faulted, honest_records, protocol
+from kvtrial.analysis import campaign, slices, stages
 from kvtrial.analysis.cli import main
+from kvtrial.analysis.verdict import conclude as conclude_verdict
 from kvtrial.host.program import pack
 from kvtrial.host.state import Folder
 from kvtrial.record.errors import UnusableInput
@@ -28,7 +30,7 @@ from test_plan import request
 SCALES = {"h1": 1.0, "h2": 1.03, "h3": 0.98, "h4": 1.01}
 
 
-def run_by(tmp_path, results, hosts, lost=None, broken=()) -> Path:
+def run_by(tmp_path, results, hosts, lost=None, broken=(), drivers=None) -> Path:
     """A campaign that one controller has run over `hosts`; on those in `broken` the engine was another version."""
     asked = {**request(hosts={h: request()["hosts"]["h1"] for h in hosts}), "results_dir": str(tmp_path / results)}
     directory = Path(campaign.prepare(asked)["directory"])
@@ -37,6 +39,8 @@ def run_by(tmp_path, results, hosts, lost=None, broken=()) -> Path:
             if host in broken:
                 wrong = msgspec.structs.replace(record.resolved, vllm_version="0.1.0")
                 record = msgspec.structs.replace(record, resolved=wrong)
+            conditions = msgspec.structs.replace(record.conditions, driver_version=(drivers or {}).get(host, "580.126"))
+            record = msgspec.structs.replace(record, conditions=conditions)
             write_run(directory / "runs" / host / record.run, record)
         campaign.collect(str(directory), host, None, {"state": "finished"})
     campaign.conclude(str(directory), lost_hosts=lost)
@@ -82,6 +86,39 @@ def test_parts_that_are_not_of_one_campaign_are_refused(tmp_path):
     with pytest.raises(UnusableInput, match="name a folder that is not there"):
         slices.merge([one], tmp_path / "there")
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
+
+
+def test_parts_whose_hosts_the_preflight_would_have_refused_are_refused(tmp_path, capsys):
+    one = run_by(tmp_path, "a", ["h1", "h2"])
+    other = run_by(tmp_path, "b", ["h3"], drivers={"h3": "470.1"})
+    into = ["--into", str(tmp_path / "both")]
+    assert main(["merge", str(one), str(other), *into]) == 2
+    assert f"the parts differ in driver: 580.126 in {one}, 470.1 in {other}" in capsys.readouterr().err
+    assert not (tmp_path / "both").exists()
+    assert main(["merge", str(one), str(other), *into, "--may-differ", "drivers"]) == 2
+    assert main(["merge", str(one), str(other), *into, "--may-differ", "driver"]) == 0
+    # What the hosts of one part differ in, its preflight was told that they may.
+    mixed = run_by(tmp_path, "c", ["h3", "h4"], drivers={"h3": "470.1"})
+    assert main(["merge", str(one), str(mixed), "--into", str(tmp_path / "all")]) == 0
+
+
+def test_a_part_that_stopped_at_its_canary_is_refused(tmp_path, capsys):
+    good, bad = run_by(tmp_path, "a", ["h1", "h2"]), run_by(tmp_path, "b", ["h3", "h4"], broken=["h3"])
+    assert not campaign.next_stage(str(bad), ["h4"])["go"]
+    for parts in ([good, bad], [bad]):
+        assert main(["merge", *map(str, parts), "--into", str(tmp_path / "both")]) == 2
+        said = capsys.readouterr().err
+        assert f"{bad} stopped after 1 of 2 hosts, 1 of them INVALID" in said and "run that part anew" in said
+    assert not (tmp_path / "both").exists()
+
+
+def test_a_merge_goes_nowhere_else_than_into_a_new_folder_beside(tmp_path, capsys, monkeypatch):
+    part = run_by(tmp_path, "a", ["h1"])
+    monkeypatch.chdir(tmp_path)
+    for into, said in ((".", "is there already"), ("/", "is there already"), (str(part / "sub"), "outside the parts")):
+        assert main(["merge", str(part), "--into", into]) == 2
+        assert said in (error := capsys.readouterr().err) and error.count("\n") == 1
+    assert not (part / "sub").exists()
 
 
 def test_a_record_that_was_edited_in_a_part_is_named_and_nothing_is_merged(tmp_path):
@@ -138,6 +175,42 @@ def test_the_next_stage_goes_on_after_a_valid_canary_and_stops_after_an_invalid_
     assert campaign.next_stage(str(bad), ["h1"])["go"]
     assert campaign.conclude(str(bad))["verdict"] != "BETTER"
     assert not (bad / "stopped.json").exists()
+
+
+def test_a_canary_whose_engine_crashed_in_every_run_stops(tmp_path):
+    directory = run_by(tmp_path, "crashed", ["h1", "h2", "h3"])
+    for path in directory.glob("runs/*/*/record.json"):
+        record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
+        shutil.rmtree(path.parent)
+        write_run(path.parent, faulted(record, "engine", "engine_died"))
+    answer = campaign.next_stage(str(directory), ["h2", "h3"])
+    assert not answer["go"]
+    assert answer["reason"].startswith("stopped after 1 of 3 hosts, none of which has a valid pair (h1: ")
+    assert campaign.conclude(str(directory))["verdict"] == "INVALID"
+
+
+def test_a_canary_that_ended_without_a_record_stops_and_one_out_of_reach_does_not(tmp_path):
+    directory = run_by(tmp_path, "empty", ["h1", "h2", "h3"])
+    for host in ("h1", "h2"):
+        shutil.rmtree(directory / "runs" / host)
+    campaign.collect(str(directory), "h1", None, {"state": "unreachable"})
+    campaign.collect(str(directory), "h2", None, {"state": "running"})
+    assert campaign.next_stage(str(directory), ["h3"])["go"]
+    campaign.collect(str(directory), "h1", None, {"state": "failed"})
+    assert "(h1: no run left a record)" in campaign.next_stage(str(directory), ["h3"])["reason"]
+
+
+def test_a_single_invalid_host_stops_the_canaries_and_a_fifth_the_later_stages():
+    verdict = conclude_verdict(protocol(), {"h1": honest_records(host="h1")}, "c")
+    good = verdict.hosts[0]
+    bad = msgspec.structs.replace(good, verdict="INVALID", reason="x")
+
+    def stopped(good_hosts, bad_hosts, planned):
+        hosts = [good] * good_hosts + [bad] * bad_hosts
+        return bool(stages.stop_sentence(msgspec.structs.replace(verdict, hosts=hosts), planned))
+
+    assert stopped(9, 1, 100) and stopped(100, 1, 1000) and not stopped(100, 0, 1000)
+    assert stopped(9, 2, 100) and not stopped(40, 10, 100) and stopped(40, 11, 100)
 
 
 def test_the_first_stage_has_nothing_to_look_at(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 STORE = Path("results/history")
 NEWEST_NIGHTS = 7
-"""A change raises an alarm while it is among so many newest nights of the store."""
+"""An alarm stands while the night on which it was first found is among so many newest nights of the store."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--protocol", help="of this protocol alone")
     parser.add_argument(
         "--newest", type=int, default=NEWEST_NIGHTS, metavar="N",
-        help=f"alarm for changes among the newest N nights; default {NEWEST_NIGHTS}, 0: never",
+        help=f"alarms stand for N nights from when they were found; default {NEWEST_NIGHTS}, 0: never",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--textfile", type=Path, metavar="FILE.prom", help="write alarms for node_exporter")

@@ -8,9 +8,11 @@ were to choose from (Bonferroni), so a series without a change gives p < α in a
 Hochberg over the series; in a series that changed, both sides are searched again at the level that was reached.
 
 What counts as independent is the night, whatever the length of the series: how far runs of a night lie apart says
-nothing about nights. So few nights are too few for the test. Of a series of fewer than eight a step is told by its
-size as well: larger than a quarter, than the margin, and than three times every noise that is known (A/A pairs, runs
-of a night, nights of one side). That is a declared rule, no test, and said with it.
+nothing about nights. So few nights are too few for the test. Of a series of three to seven a step is told by its size
+as well: larger than a quarter, than the margin, than three times every noise that is known of it (A/A pairs, runs of a
+night, nights of one side), and than ten, eight or six times (three, four, more nights) how far the nights of one side
+lie apart over all series together: what a few nights of one series can't tell, those of many can. That is a declared
+rule, no test, and said with it. Two nights tell nothing about nights.
 Gradual drift is found as a step somewhere inside it. A night that is off alone is no change unless it is the last.
 """
 
@@ -28,8 +30,11 @@ from kvtrial.analysis.history.model import Unit
 
 LEAST_NIGHTS = 8
 """Below, a step is told by its size as well; what is shorter is not split again."""
+LEAST_NIGHTS_BY_SIZE = 3
 LEAST_STEP_BY_SIZE = math.log(1.25)
 NOISES_BY_SIZE = 3
+_NOISES_OF_ALL = {3: 10, 4: 8}
+_NOISES_OF_ALL_LATER = 6
 _SMALLEST_VARIANCE = 1e-18
 
 Key = TypeVar("Key")
@@ -78,22 +83,31 @@ def changed(
     level = float(padded[kept].max(initial=0.0))
     level = max(level, rate * int(kept.sum()) / len(padded))
     least = least_steps or {}
+    apart = _nights_apart([(series[key], first[key]) for key in first if key in least])
     found = {}
     for (key, split), tested in zip(first.items(), kept[: len(first)], strict=True):
         if tested:
             found[key] = _all_splits(series[key], split, level)
-        elif key in least and _is_large(series[key], split, least[key]):
+        elif key in least and _is_large(series[key], split, least[key], apart):
             found[key] = [structs.replace(split, evidence="size")]
     return found
 
 
-def _is_large(nightly: Nightly, split: Split, least: float) -> bool:
-    """Whether a series of few nights made a step that needs no test."""
+def _nights_apart(split: Sequence[tuple[Nightly, Split]]) -> float:
+    """SD of nights of one side of a split, over all series together."""
+    told = [_between_nights(nightly, at) for nightly, at in split]
+    freedom = sum(free for _, free in told)
+    return math.sqrt(sum(variance * free for variance, free in told) / freedom) if freedom else math.inf
+
+
+def _is_large(nightly: Nightly, split: Split, least: float, apart: float) -> bool:
+    """Whether a series of few nights made a step that needs no test; `apart` as of _nights_apart."""
     count = len(nightly.values)
-    if count >= LEAST_NIGHTS or (count == 2 and max(nightly.runs) < 2):
+    if not LEAST_NIGHTS_BY_SIZE <= count < LEAST_NIGHTS:
         return False
     noise = math.sqrt(max(_between_nights(nightly, split)[0], _between_runs(nightly)))
-    return abs(split.after - split.before) > max(least, LEAST_STEP_BY_SIZE, NOISES_BY_SIZE * noise)
+    of_all = _NOISES_OF_ALL.get(count, _NOISES_OF_ALL_LATER) * apart
+    return abs(split.after - split.before) > max(least, LEAST_STEP_BY_SIZE, NOISES_BY_SIZE * noise, of_all)
 
 
 def _between_nights(nightly: Nightly, split: Split) -> tuple[float, int]:

@@ -1,7 +1,7 @@
 """`kvtrial history`: campaigns into the store, what it says, and alarms.
 
-Exit status: 0 nothing changed for the worse lately, 5 it did (an alarm), 6 an alarm that the webhook did not take, 2
-unusable input.
+Exit status: 0 nobody needs to be told of anything, 5 an alarm that was not told before, 6 one that the webhook did not
+take, 2 unusable input.
 """
 
 import argparse
@@ -15,9 +15,10 @@ import msgspec
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from kvtrial.analysis.history.changepoints import LEAST_NIGHTS, LEAST_STEP_BY_SIZE
-from kvtrial.analysis.history.model import History
+from kvtrial.analysis.history.model import ChangePoint, History
 from kvtrial.analysis.history.reading import day, read
 from kvtrial.analysis.history.store import add, check_night
+from kvtrial.analysis.history.told import remember
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.store import write_atomically
 
@@ -30,7 +31,10 @@ WEBHOOK_TIMEOUT_SECONDS = 10.0
 
 
 def command(options: argparse.Namespace) -> int:
-    """What changed from night to night, with what changed beside; status 5 where it got worse lately."""
+    """What changed from night to night, with what changed beside; status 5 where it got worse and nobody knows yet.
+
+    What is found with --add or taken by the webhook is known from then on; a look without them changes nothing.
+    """
     if options.night is not None:
         if not options.add:
             raise UnusableInput("--night says which night the campaigns of --add are of; give --add with it.")
@@ -43,7 +47,8 @@ def command(options: argparse.Namespace) -> int:
         done = add(options.store, campaign, options.night)
         print(
             f"{done.campaign}: night {done.night}, {done.hosts} hosts, {done.rows} rows"
-            + (f" ({done.replaced} hosts were there, replaced)" if done.replaced else ""),
+            + (f" ({done.replaced} hosts were there, replaced)" if done.replaced else "")
+            + (f"; {done.unusable_pairs} pairs have a value of 0 or less, so no ratio" if done.unusable_pairs else ""),
             file=sys.stderr,
         )
     history = read(options.store, options.host, options.protocol, options.newest)
@@ -57,10 +62,12 @@ def command(options: argparse.Namespace) -> int:
                 f"--textfile {options.textfile} can't be written ({error.strerror}); name a file in a folder that is "
                 f"there and may be written to."
             ) from None
-    if history.alarms and options.webhook is not None and (why := post(options.webhook, history)):
+    if history.new_alarms and options.webhook is not None and (why := post(options.webhook, history)):
         print(why, file=sys.stderr)
         return UNDELIVERED
-    return ALARM if history.alarms else 0
+    if options.newest and (options.add or options.webhook is not None):
+        remember(options.store, history.changes, history.nights)
+    return ALARM if history.new_alarms else 0
 
 
 def lines(history: History) -> Iterator[str]:
@@ -74,7 +81,7 @@ def lines(history: History) -> Iterator[str]:
     for change in history.changes:
         if not change.beyond_margin:
             continue
-        mark = "ALARM" if change.alarm else ("worse" if change.worse else "better")
+        mark = "ALARM" if change.is_new else "ALARM (told before)" if change.alarm else _direction(change)
         shown = f"p = {change.p_value:.2g}" if change.evidence == "night" else FEW_NIGHTS
         span = f"{change.nights_before} nights before it, {change.nights_after} since"
         yield f"{mark}: {change.sentence} ({shown}, {span})"
@@ -106,11 +113,15 @@ def lines(history: History) -> Iterator[str]:
         yield f"left out, INVALID: {host} on {', '.join(day(night) for night in nights)}"
 
 
+def _direction(change: ChangePoint) -> str:
+    return "worse" if change.worse else "better"
+
+
 def to_textfile(history: History) -> str:
     """For node_exporter's textfile collector. No night is a label: each would start new series."""
     registry = CollectorRegistry()
     alarms = Gauge(
-        "kvtrial_history_alarms", "Changes for the worse among the newest nights.", ("protocol", "host"),
+        "kvtrial_history_alarms", "Changes for the worse found among the newest nights.", ("protocol", "host"),
         registry=registry,
     )  # fmt: skip
     for protocol in history.protocols:
@@ -149,11 +160,12 @@ def check_url(url: str) -> None:
 
 
 def post(url: str, history: History, first_pause_seconds: float = WEBHOOK_FIRST_PAUSE_SECONDS) -> str:
-    """Post the alarms as JSON, trying again after 1, 2 and 4 s; why it failed in one sentence, empty where it did not.
+    """Post the new alarms as JSON, trying again after 1, 2 and 4 s; why it failed in a sentence, or nothing.
 
     `{"text": one line an alarm, "alarms": [ChangePoint…]}`: chat services show `text`.
     """
-    body = msgspec.json.encode({"text": "\n".join(c.sentence for c in history.alarms), "alarms": history.alarms})
+    alarms = history.new_alarms
+    body = msgspec.json.encode({"text": "\n".join(change.sentence for change in alarms), "alarms": alarms})
     why = ""
     for attempt in range(WEBHOOK_ATTEMPTS):
         if attempt:
@@ -171,4 +183,4 @@ def post(url: str, history: History, first_pause_seconds: float = WEBHOOK_FIRST_
         if answer.is_client_error and answer.status_code not in (408, 425, 429):
             break
     host = httpx.URL(url).host
-    return f"the webhook at {host} did not take the {len(history.alarms)} alarms ({why}); they stand above."
+    return f"the webhook at {host} did not take the {len(alarms)} alarms ({why}); they stand above."

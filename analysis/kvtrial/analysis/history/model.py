@@ -22,7 +22,8 @@ class ChangePoint(Struct, frozen=True):
     control. effect: they are the effect of `arm` against `against` (a ratio, or a difference in `unit`). `ratio` is
     to / from, None on scale difference. `p_value` is adjusted for the choice of the night, not for the number of
     series: for that the false discovery rate stands. `evidence`: a test by nights, or of few nights the size.
-    `worse`: by the metric's direction. `alarm`: worse, beyond the margin, and among the newest nights.
+    `worse`: by the metric's direction. `alarm`: worse, beyond the margin, and first found among the newest nights;
+    `is_new`: nobody was told of it yet.
     `pins_changed`: name → [before, that night]. `noise_sd`: of one A/A pair there (log), None where none was run.
     """
 
@@ -52,6 +53,7 @@ class ChangePoint(Struct, frozen=True):
     pins_changed: dict[str, list[str]]
     noise_sd: float | None
     sentence: str
+    is_new: bool = False
 
 
 class Point(Struct, frozen=True):
@@ -107,8 +109,9 @@ class NoiseFloor(Struct, frozen=True):
 class PooledNights(Struct, frozen=True):
     """The primary comparison over the nights of one trial, by the rule that the protocol declares.
 
-    `look` of `looks`; the interval's `confidence` is 1 − the level of that look. `decided_at`: the night at which the
-    verdict was first not INCONCLUSIVE: it stands, and later nights of the trial are not counted.
+    `look` of `looks`; the interval's `confidence` is 1 − the level of that look, each night is one value. `decided_at`:
+    the night at which the verdict was first not INCONCLUSIVE: it stands, and later nights of the trial are not counted.
+    `note` names settings that changed within the trial.
     """
 
     host: str
@@ -155,8 +158,13 @@ class History(Struct, frozen=True):
 
     @property
     def alarms(self) -> list[ChangePoint]:
-        """Changes for the worse that somebody should look at now."""
+        """Changes for the worse that were found lately."""
         return [change for change in self.changes if change.alarm]
+
+    @property
+    def new_alarms(self) -> list[ChangePoint]:
+        """Those of them that nobody was told of yet."""
+        return [change for change in self.alarms if change.is_new]
 
 
 class Row(Struct, frozen=True):

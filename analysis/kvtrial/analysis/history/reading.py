@@ -1,19 +1,21 @@
 """From a store to what it says: series, change points with what changed that night, noise floors, pooled nights."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, cast
+from urllib.parse import quote
 
 import msgspec
+import numpy
 import pandas
 from scipy import special
 
 from kvtrial.analysis.campaign import disk_errors_said
 from kvtrial.analysis.drift import changes as setting_changes
-from kvtrial.analysis.effect import Interval, decide, hodges_lehmann, outward
-from kvtrial.analysis.fleet import FALSE_DISCOVERY_RATE, LEAST_HOSTS, combine
+from kvtrial.analysis.effect import Interval, decide, outward
+from kvtrial.analysis.fleet import FALSE_DISCOVERY_RATE, LEAST_HOSTS
 from kvtrial.analysis.history.arguments import NEWEST_NIGHTS
 from kvtrial.analysis.history.changepoints import NOISES_BY_SIZE, Nightly, Split, changed
 from kvtrial.analysis.history.model import (
@@ -25,7 +27,18 @@ from kvtrial.analysis.history.model import (
     PooledNights,
     Series,
 )
-from kvtrial.analysis.history.store import SERIES, files_of, left_out_of, nights_of, rows_with
+from kvtrial.analysis.history.store import (
+    SERIES,
+    SettingsTexts,
+    different_rows_with,
+    engine_for,
+    files_of,
+    left_out_of,
+    nights_of,
+    nothing_of,
+    rows_with,
+)
+from kvtrial.analysis.history.told import read_told, with_alarms
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.spending import blocks, levels
 from kvtrial.record.protocol import Nights
@@ -38,9 +51,10 @@ NAMES = {
     "output_throughput_tokens_per_second": "throughput", "ram_used_peak_bytes": "peak RAM",
 }  # fmt: skip
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_SMALLEST_VARIANCE = 1e-18
 Key = tuple[str, ...]
-Settings = Mapping[tuple[str, str, str], dict[str, str]]
-"""(protocol, host, night) → what the host was that night."""
+Settings = Mapping[tuple[str, str], Mapping[str, dict[str, str]]]
+"""(protocol, host) → night → what the host was that night."""
 Floors = Mapping[tuple[str, str, str, str], float]
 """(protocol, host, phase, metric) → SD of an A/A pair's log ratio."""
 
@@ -56,38 +70,45 @@ def read(
 ) -> History:
     """Everything a store says of these hosts and protocols; `engine` None: DuckDB where it is larger than memory likes.
 
-    Tested for changes are primary comparisons and guards: effects, and the control's own levels. Raises UnusableInput.
+    Tested for changes are primary comparisons and guards: effects, and the control's own levels. An alarm stands while
+    the night on which it was first found is among the `newest_nights`. Raises UnusableInput.
     """
-    files = files_of(store, host, protocol)
-    frame, used = nights_of(files, engine)
-    nights = sorted(set(frame["night"]))
+    files = files_of(store, protocol, host)
+    used = engine or engine_for(files)
+    frame, texts = nights_of(files, used, host)
+    settings = _settings(texts)
+    left_out = left_out_of(files, host)
+    if not settings and not left_out:
+        raise nothing_of(store, host, protocol)
+    nights = sorted({night for of_host in settings.values() for night in of_host})
+    protocols = sorted({of for of, _ in settings})
     noise = list(_noise(frame))
-    tested = frame[(frame["kind"] != "noise") & (frame["role"] != "secondary")]
+    tested = frame[frame["kind"] != "noise"]
     series = _series(tested)
     about = {_key(row): row for row in _records(tested.drop_duplicates(SERIES, keep="last"))}
-    series |= (fleet := _fleet_series(series))
-    about |= {key: about[next(k for k in about if _of_fleet(k) == key)] for key in fleet}
-    settings = _settings(frame)
+    fleet, member = _fleet_series(series)
+    series |= fleet
+    about |= {key: about[member[key]] for key in fleet}
     floors = {(floor.protocol, floor.host, floor.phase, floor.metric): floor.sd for floor in noise}
-    fresh = set(nights[-newest_nights:]) if newest_nights else set()
     splits = changed(series, rate, _least_steps(about, floors))
     found = [
-        _change(key, about[key], series[key], split, settings, floors, fresh)
+        _change(key, about[key], series[key], split, settings, floors)
         for key, of_series in splits.items()
         for split in of_series
     ]
+    found = with_alarms(found, nights, read_told(store), newest_nights)
     told = [key for key in series if splits.get(key) or (key[2] == "effect" and about[key]["role"] == "primary")]
     return History(
         schema_version=SCHEMA_VERSION,
         nights=nights,
-        hosts=sorted(set(frame["host"])),
-        protocols=sorted(set(frame["protocol"])),
+        hosts=sorted({name for _, name in settings}),
+        protocols=protocols,
         series=len(series),
         false_discovery_rate=rate,
         changes=sorted(found, key=lambda c: (not c.alarm, c.night, c.host, c.kind, c.p_value)),
         noise=noise,
-        pooled=list(_pooled(store, files, sorted(set(frame["protocol"])))),
-        left_out=left_out_of(files),
+        pooled=list(_pooled(files, protocols, host, settings)),
+        left_out=left_out,
         engine=cast(Literal["pandas", "duckdb"], used),
         shown=[_shown(key, about[key], series[key]) for key in sorted(told)],
     )
@@ -110,19 +131,21 @@ def _series(frame: pandas.DataFrame) -> dict[Key, Nightly]:
         tuple(map(str, cast(tuple[Any, ...], key))): Nightly(
             list(rows["night"]), list(rows["value"]), [int(n) for n in rows["runs"]], list(rows["sd"])
         )
-        for key, rows in frame.groupby(SERIES, sort=False)
+        for key, rows in frame.groupby(SERIES, sort=False, observed=True)
     }
 
 
-def _fleet_series(series: Mapping[Key, Nightly]) -> dict[Key, Nightly]:
+def _fleet_series(series: Mapping[Key, Nightly]) -> tuple[dict[Key, Nightly], dict[Key, Key]]:
     """Per night the median over hosts of how far each lies from its own median, from three hosts on.
+
+    And of each series of the fleet that of one of its hosts, for what they share.
 
     Medians, so that one host that changed is no change of the fleet. The hosts take the place of runs.
     """
     hosts: dict[Key, dict[str, Nightly]] = {}
     for key, nightly in series.items():
         hosts.setdefault(_of_fleet(key), {})[key[1]] = nightly
-    found = {}
+    found, member = {}, {}
     for key, of_host in hosts.items():
         if len(of_host) < LEAST_HOSTS:
             continue
@@ -140,15 +163,18 @@ def _fleet_series(series: Mapping[Key, Nightly]) -> dict[Key, Nightly]:
         found[key] = Nightly(
             nights, [float(v.median()) for v in values], [len(v) for v in values], [float(v.std()) for v in values]
         )
-    return found
+        member[key] = (key[0], next(iter(of_host)), *key[2:])
+    return found, member
 
 
-def _settings(frame: pandas.DataFrame) -> dict[tuple[str, str, str], dict[str, str]]:
-    """(protocol, host, night) → what the host was that night."""
-    rows = frame.drop_duplicates(["protocol", "host", "night"], keep="last")
+def _settings(texts: SettingsTexts) -> Settings:
     # Hosts and nights are alike as a rule, and are to share what they are.
-    read = {text: msgspec.json.decode(text, type=dict[str, str]) for text in set(rows["settings"])}
-    return {(str(r["protocol"]), str(r["host"]), str(r["night"])): read[r["settings"]] for r in _records(rows)}
+    read: dict[str, dict[str, str]] = {}
+    for of_host in texts.values():
+        for text in of_host.values():
+            if text not in read:
+                read[text] = msgspec.json.decode(text, type=dict[str, str])
+    return {key: {night: read[text] for night, text in sorted(of_host.items())} for key, of_host in texts.items()}
 
 
 def _change(
@@ -158,8 +184,8 @@ def _change(
     split: Split,
     settings: Settings,
     floors: Floors,
-    fresh: set[str],
 ) -> ChangePoint:
+    """Whether it raises an alarm is not known here."""
     protocol, host, kind, arm, against, phase, against_phase, metric = key
     night, before_night = nightly.nights[split.at], nightly.nights[split.at - 1]
     scale = row["scale"]
@@ -182,7 +208,7 @@ def _change(
         against=against, phase=phase, against_phase=against_phase, metric=metric, unit=str(row["unit"]), scale=scale,
         from_value=outward(split.before, scale), to_value=outward(split.after, scale), ratio=ratio, margin=margin,
         p_value=split.p_value, evidence=split.evidence, nights_before=split.at - split.start,
-        nights_after=split.end - split.at, worse=worse, beyond_margin=large, alarm=worse and large and night in fresh,
+        nights_after=split.end - split.at, worse=worse, beyond_margin=large, alarm=False,
         pins_changed={name: list(pair) for name, pair in pins.items()},
         noise_sd=_floor(floors, protocol, host, phase, metric), sentence="",
     )  # fmt: skip
@@ -226,10 +252,11 @@ def _least_steps(about: Mapping[Key, Mapping[str, Any]], floors: Floors) -> dict
 
 def _changes_on(settings: Settings, protocol: str, host: str, night: str) -> dict[str, tuple[str, str]]:
     """What differs from the last night before on which this very host ran; what either did not tell is no change."""
-    nights = [when for of, name, when in settings if (of, name) == (protocol, host) and when < night]
-    if not nights or (protocol, host, night) not in settings:
+    of_host = settings.get((protocol, host), {})
+    nights = [when for when in of_host if when < night]
+    if not nights or night not in of_host:
         return {}
-    was, now = settings[protocol, host, max(nights)], settings[protocol, host, night]
+    was, now = of_host[max(nights)], of_host[night]
     told = was.keys() & now.keys()
     return setting_changes({n: v for n, v in was.items() if n in told}, {n: v for n, v in now.items() if n in told})
 
@@ -238,7 +265,7 @@ def _changes_at(settings: Settings, protocol: str, host: str, night: str) -> dic
     """What changed that night on the host; over the fleet, on more than half of its hosts in one way."""
     if host != ALL_HOSTS:
         return _changes_on(settings, protocol, host, night)
-    hosts = {name for of, name, when in settings if of == protocol and when == night}
+    hosts = {name for (of, name), of_host in settings.items() if of == protocol and night in of_host}
     counted: dict[tuple[str, str, str], int] = {}
     for name in hosts:
         for setting, pair in _changes_on(settings, protocol, name, night).items():
@@ -272,7 +299,7 @@ def sentence(point: ChangePoint) -> str:
 def _noise(frame: pandas.DataFrame) -> Iterator[NoiseFloor]:
     """SD of A/A pairs about 0: their truth is known, so the mean of few is not taken off."""
     rows = frame[(frame["kind"] == "noise") & (frame["scale"] == "ratio")]
-    for key, group in rows.groupby(["protocol", "host", "phase", "metric"], sort=True):
+    for key, group in rows.groupby(["protocol", "host", "phase", "metric"], sort=True, observed=True):
         protocol, host, phase, metric = map(str, cast(tuple[Any, ...], key))
         pairs = int(group["runs"].sum())
         within = ((group["runs"] - 1) * group["sd"].fillna(0.0) ** 2).sum()
@@ -280,47 +307,75 @@ def _noise(frame: pandas.DataFrame) -> Iterator[NoiseFloor]:
         yield NoiseFloor(host, protocol, phase, metric, math.sqrt(squares / pairs), pairs, len(group))
 
 
-def _pooled(store: Path, files: list[Path], protocols: Sequence[str]) -> Iterator[PooledNights]:
-    """Of each protocol that declares a rule, the newest trial of nights by host, and over the fleet."""
+IDENTITY = ["rule", "arm", "against", "phase", "against_phase", "metric", "scale", "margin"]
+"""What one trial of nights asks, and by which rule: nights that differ in any of it are of two trials."""
+
+
+def _pooled(
+    files: list[Path], protocols: Sequence[str], host: str | None, settings: Settings
+) -> Iterator[PooledNights]:
+    """Of each protocol whose newest night declares a rule, the newest trial of nights by host, and over the fleet."""
+    chosen = {"host": host} if host else {}
     for protocol in protocols:
-        of_protocol = [path for path in files if path.parents[1].name.endswith(f"={protocol}")]
-        rows = rows_with(of_protocol, {"kind": "effect", "role": "primary"})
-        rows = rows[(rows["word"] != "INVALID") & (rows["rule"] != "")]
-        if rows.empty:
+        of_protocol = [path for path in files if path.parents[1].name == f"protocol={quote(protocol, safe='')}"]
+        wanted = {"kind": "effect", "role": "primary", **chosen}
+        # Only what says which nights are of the trial is asked of all of them.
+        asked = different_rows_with(of_protocol, wanted, ["night", "started_at_utc", *IDENTITY])
+        if asked.empty:
             continue
-        newest = rows.sort_values(["night", "started_at_utc"]).iloc[-1]
+        asked = asked.sort_values(["night", "started_at_utc"], kind="stable").drop_duplicates("night", keep="last")
+        identities = [tuple(row) for row in asked[IDENTITY].itertuples(index=False)]
+        newest = asked.iloc[-1]
+        if not newest["rule"]:
+            continue
         rule = msgspec.json.decode(str(newest["rule"]), type=Nights)
-        # Only nights that declared this very rule: one that was changed begins a trial anew.
-        rows = rows[rows["rule"] == newest["rule"]]
-        nights = blocks([str(night) for night in rows["night"]], rule.looks)[-1]
+        begun = next((at for at in range(len(identities), 0, -1) if identities[at - 1] != identities[-1]), 0)
+        nights = blocks([str(night) for night in asked["night"].iloc[begun:]], rule.looks)[-1]
+        rows = rows_with(
+            [path for path in of_protocol if path.parent.name.removeprefix("night=") in nights],
+            wanted | {name: newest[name] for name in IDENTITY},
+            ["host", "night", "value"],
+        )
         by_host = {
-            str(host): {str(n): list(map(float, v)) for n, v in group.groupby("night")["value"]}
-            for host, group in rows[rows["night"].isin(nights)].groupby("host")
+            str(name): {str(n): list(map(float, v)) for n, v in group.groupby("night")["value"]}
+            for name, group in rows.groupby("host")
         }
-        for host, by_night in by_host.items():
-            yield _trial(newest, rule, host, nights, {host: by_night})
+        newest["protocol"] = protocol
+        for name, by_night in by_host.items():
+            yield _trial(newest, rule, name, nights, {name: by_night}, settings)
         if len(by_host) >= LEAST_HOSTS:
-            yield _trial(newest, rule, ALL_HOSTS, nights, by_host)
+            yield _trial(newest, rule, ALL_HOSTS, nights, by_host, settings)
 
 
 def _trial(
-    row: Any, rule: Nights, host: str, nights: Sequence[str], by_host: Mapping[str, Mapping[str, list[float]]]
+    row: Any,
+    rule: Nights,
+    host: str,
+    nights: Sequence[str],
+    by_host: Mapping[str, Mapping[str, list[float]]],
+    settings: Settings,
 ) -> PooledNights:
     """Look after look, until one decides; what that one says stands."""
     scale, better, margin = row["scale"], find_metric(str(row["metric"])).better, float(row["margin"])
     spent = levels(rule.looks, rule.alpha, rule.spending)
     word, note, interval, look, decided = "INCONCLUSIVE", "no look has anything to spend yet", None, 0, None
     for look in range(1, len(nights) + 1):
-        confidence = 1 - spent[look - 1]
-        found = _interval(by_host, nights[:look], confidence)
-        if found is None or found.confidence < confidence - 1e-9:
-            note = f"{0 if found is None else found.pairs} pairs are too few for the level of look {look}"
+        found = over_nights(by_host, nights[:look], 1 - spent[look - 1]) if spent[look - 1] else None
+        if found is None:
+            note = f"nothing can be said at look {look}: it takes two nights, and a level above 0"
             continue
         interval = found
         word, note = decide(found, margin, scale, better)
         if word != "INCONCLUSIVE":
             decided = nights[look - 1]
             break
+    moved = [
+        f"{name} {was} → {now} on {day(night)}"
+        for night in nights[1:]
+        for name, (was, now) in _changes_at(settings, str(row["protocol"]), host, night).items()
+    ]
+    if moved:
+        note = "; ".join([*filter(None, [note]), f"within these nights changed {', '.join(moved)}"])
     return PooledNights(
         host=host, protocol=str(row["protocol"]), arm=str(row["arm"]), against=str(row["against"]),
         phase=str(row["phase"]), metric=str(row["metric"]), scale=scale, nights=list(nights), look=look,
@@ -333,13 +388,37 @@ def _trial(
     )  # fmt: skip
 
 
-def _interval(
-    by_host: Mapping[str, Mapping[str, list[float]]], nights: Iterable[str], confidence: float
+def over_nights(
+    by_host: Mapping[str, Mapping[str, Sequence[float]]], nights: Sequence[str], confidence: float
 ) -> Interval | None:
-    """Over the pairs of these nights: of one host its own interval, of several the fleet's."""
-    chosen = list(nights)
-    pairs = [[value for night in chosen for value in of.get(night, ())] for of in by_host.values()]
-    intervals = [hodges_lehmann(values, confidence) for values in pairs if len(values) > 1]
-    if len(by_host) == 1:
-        return intervals[0] if intervals else None
-    return combine(intervals, confidence=confidence).interval if len(intervals) >= LEAST_HOSTS else None
+    """Mean effect over nights, each night and each host being one draw; None of fewer than two nights.
+
+    A night gives one value a host, the mean of its pairs: pairs of one night share what that night was. Of one host the
+    interval is the t interval of its nights. Of several, variance between hosts' means and variance between nights are
+    added (Satterthwaite's degrees of freedom): what both share counts twice, so it errs on the wide side.
+    """
+    cells = {
+        (host, night): float(numpy.mean(of[night])) for host, of in by_host.items() for night in nights if of.get(night)
+    }
+    hosts = sorted({host for host, _ in cells})
+    of_host = {host: numpy.array([value for (name, _), value in cells.items() if name == host]) for host in hosts}
+    level = {host: float(values.mean()) for host, values in of_host.items()}
+    # Of each night how far its hosts lie from their own means, so that who was there makes no difference.
+    by_night: dict[str, list[float]] = {}
+    for (host, night), value in cells.items():
+        by_night.setdefault(night, []).append(value - level[host])
+    off = numpy.array([numpy.mean(values) for values in by_night.values()])
+    if len(off) < 2:
+        return None
+    parts = [(float(off.var(ddof=1)) / len(off), len(off) - 1)]
+    if len(hosts) > 1:
+        parts.append((float(numpy.var(list(level.values()), ddof=1)) / len(hosts), len(hosts) - 1))
+    variance = max(sum(part for part, _ in parts), _SMALLEST_VARIANCE)
+    freedom = variance**2 / max(sum(part**2 / free for part, free in parts), _SMALLEST_VARIANCE**2)
+    freedom = min(max(freedom, min(free for _, free in parts)), sum(free for _, free in parts))
+    error = math.sqrt(variance)
+    mean = float(numpy.mean(list(level.values())))
+    reach = float(special.stdtrit(freedom, (1 + confidence) / 2)) * error
+    pairs = sum(len(of[night]) for of in by_host.values() for night in nights if of.get(night))
+    p_value = float(2 * special.stdtr(freedom, -abs(mean) / error))
+    return Interval(mean, mean - reach, mean + reach, confidence, p_value, pairs, error * math.sqrt(len(off)))

@@ -1,6 +1,8 @@
-"""The store: STORE/host=H/protocol=P/night=N/CAMPAIGN.parquet, each file whole or absent.
+"""The store: STORE/protocol=P/night=N/CAMPAIGN.parquet, each file whole or absent.
 
-A campaign has one file a host, so that the same campaign added twice is there once, and one that goes on is replaced.
+A campaign has one file, its hosts one after the other in row groups, so that a year of nights of a thousand hosts is a
+few hundred files, and what is asked of one host reads that host's row groups alone. The same campaign added twice is
+there once, and one that goes on is replaced. A campaign that was put together from parts is filed as its parts are.
 The columns hold host, protocol and night too: a file moved elsewhere is still what it was.
 """
 
@@ -8,13 +10,15 @@ import io
 import math
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
 import msgspec
 import pandas
+import pyarrow
 import pyarrow.parquet
 from msgspec import Struct
 
@@ -22,53 +26,73 @@ from kvtrial.analysis import campaign as campaigns
 from kvtrial.analysis.drift import settings_of
 from kvtrial.analysis.history.model import Row
 from kvtrial.analysis.metrics import find_metric
+from kvtrial.analysis.summaries import Judged, judge
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.protocol import Nights, Protocol
 from kvtrial.record.store import write_atomically
-from kvtrial.record.verdict import ComparisonResult, HostVerdict, Verdict
+from kvtrial.record.verdict import ComparisonResult, HostVerdict
 
 COLUMNS = list(Row.__struct_fields__)
 NIGHT = re.compile(r"\d{4}-\d{2}-\d{2}")
 PANDAS_MOST_BYTES = 64 * 2**20
 """Of Parquet files. Above, DuckDB aggregates them past memory; pandas takes some twenty times as much as a file."""
-DUCKDB_MEMORY = "1GB"
+DUCKDB_MEMORY_MIB = 1000
+DUCKDB_ROWS_A_MIB = 500
+"""Rows that DuckDB aggregates at a time, by its memory: a group takes some 700 bytes, and each row may be one."""
+ROWS_A_GROUP = 10_000
+"""At least so many rows go into a row group, always those of whole hosts."""
+_TYPES = {int: pyarrow.int64(), float: pyarrow.float64()}
+_SCHEMA = pyarrow.schema(
+    [(field.name, _TYPES.get(field.type, pyarrow.string())) for field in msgspec.structs.fields(Row)]
+)
 
 
 class Added(Struct, frozen=True):
-    """What was added: night, hosts, rows, and how many of the hosts' files were there before."""
+    """What was added: night, hosts, rows, how many of these hosts were there before, and the pairs without a ratio."""
 
     campaign: str
     night: str
     hosts: int
     rows: int
     replaced: int
+    unusable_pairs: int = 0
 
 
 @campaigns.disk_errors_said()
-def add(store: Path, directory: Path, night: str | None = None, verdict: Verdict | None = None) -> Added:
+def add(store: Path, directory: Path, night: str | None = None, judged: Judged | None = None) -> Added:
     """Put a campaign into the store. `night`: YYYY-MM-DD, by default the date (UTC) on which it was made.
 
-    `verdict`: of this campaign, where it is at hand; else it is drawn from the records. Raises UnusableInput.
+    `judged`: this campaign's, where it is at hand; else it is drawn from the records. Each host goes under the campaign
+    that its records bear, so that one put together from parts takes its parts' places. Raises UnusableInput.
     """
-    campaign = campaigns.read_campaign(directory)
-    made = str(campaign.provenance.get("created_at_utc", ""))
-    night = night or campaign.provenance.get("night") or f"{made[:4]}-{made[4:6]}-{made[6:8]}"
-    check_night(night)
-    verdict = verdict or campaigns.analyze(directory)
-    protocol = campaign.plan.protocol
-    digests = campaigns.host_plan_digests(directory)
-    replaced = rows = hosts = 0
-    for host in verdict.hosts:
-        records = campaigns.read_host_records(directory, host.host, campaign, digests)
-        if not records:
-            continue
-        settings = msgspec.json.encode(settings_of(records, protocol.control)).decode()
-        found = list(rows_of(protocol, host, campaign.campaign, night, made, settings, verdict.evidence or "none"))
-        if not found:
-            continue
-        replaced += _write(store, found)
-        hosts, rows = hosts + 1, rows + len(found)
-    return Added(campaign.campaign, night, hosts, rows, replaced)
+    if night is not None:
+        check_night(night)
+    judged = judged or judge(directory)
+    campaign, protocol = judged.campaign, judged.campaign.plan.protocol
+    hosts_of: dict[str, list[HostVerdict]] = {}
+    for host in judged.verdict.hosts:
+        hosts_of.setdefault(campaign.campaign_of.get(host.host, campaign.campaign), []).append(host)
+    replaced = rows = hosts = unusable = 0
+    nights = []
+    for part, of_part in hosts_of.items():
+        told = campaign.provenance.get("parts", {}).get(part, campaign.provenance)
+        made = str(told.get("created_at_utc", ""))
+        of_night = night or told.get("night") or f"{made[:4]}-{made[4:6]}-{made[6:8]}"
+        check_night(of_night)
+        nights.append(of_night)
+        by_host = []
+        for host in of_part:
+            if not (records := judged.records.get(host.host)):
+                continue
+            settings = msgspec.json.encode(settings_of(records, protocol.control)).decode()
+            evidence = judged.verdict.evidence or "none"
+            found = list(rows_of(protocol, host, part, of_night, made, settings, evidence))
+            unusable += sum(map(_pairs_without_ratio, host.comparisons))
+            if found:
+                by_host.append(found)
+        replaced += write_rows(store, protocol.name, of_night, part, by_host)
+        hosts, rows = hosts + len(by_host), rows + sum(map(len, by_host))
+    return Added(campaign.campaign, ", ".join(sorted(set(nights))), hosts, rows, replaced, unusable)
 
 
 def check_night(night: str) -> None:
@@ -81,15 +105,25 @@ def check_night(night: str) -> None:
         raise UnusableInput(f"{night!r} is no night; give its date, as 2026-11-14.") from None
 
 
+_STRONGEST = {"primary": 0, "guard": 1, "secondary": 2}
+
+
+def _pairs_without_ratio(result: ComparisonResult) -> int:
+    pairs = zip(result.arm_values, result.against_values, strict=True)
+    return sum(min(pair) <= 0 for pair in pairs) if result.effect_scale == "ratio" else 0
+
+
 def rows_of(
     protocol: Protocol, host: HostVerdict, campaign: str, night: str, made: str, settings: str, evidence: str
 ) -> Iterator[Row]:
-    """The rows of one host: effects (or noise) by pair, and the control's own level by run."""
+    """The rows of one host: effects (or noise) by pair, and the control's own level by run.
+
+    A pair of which one value is not above 0 has no ratio and no row; the other pairs stay. A level that several
+    comparisons share takes the strongest role among them.
+    """
     rule = msgspec.json.encode(protocol.nights).decode() if isinstance(protocol.nights, Nights) else ""
     told: set[tuple[str, str]] = set()
-    for result in host.comparisons:
-        if not result.arm_values:
-            continue
+    for result in sorted(host.comparisons, key=lambda found: _STRONGEST[found.role]):
         ratio = result.effect_scale == "ratio"
         shared: dict[str, Any] = {
             "campaign": campaign, "protocol": protocol.name, "host": host.host, "night": night, "started_at_utc": made,
@@ -97,10 +131,10 @@ def rows_of(
             "role": result.role, "scale": result.effect_scale, "margin": result.margin, "word": host.verdict,
             "evidence": evidence, "settings": settings, "rule": rule,
         }  # fmt: skip
-        if ratio and min(*result.arm_values, *result.against_values) <= 0:
-            continue
         against_phase = result.against_phase or result.phase
         for pair, (arm, other) in enumerate(zip(result.arm_values, result.against_values, strict=True), start=1):
+            if ratio and min(arm, other) <= 0:
+                continue
             yield Row(
                 kind="noise" if _same_configuration(protocol, result) else "effect", arm=result.arm,
                 against=result.against, phase=result.phase, against_phase=against_phase, pair=pair,
@@ -110,6 +144,8 @@ def rows_of(
             continue
         told.add((against_phase, result.metric))
         for pair, other in enumerate(result.against_values, start=1):
+            if ratio and other <= 0:
+                continue
             yield Row(
                 kind="control", arm=result.against, against="", phase=against_phase, against_phase="", pair=pair,
                 value=math.log(other) if ratio else other, **shared,
@@ -123,116 +159,223 @@ def _same_configuration(protocol: Protocol, result: ComparisonResult) -> bool:
     return (arm.args, arm.env, arm.sizes, arm.model) == (against.args, against.env, against.sizes, against.model)
 
 
-def _write(store: Path, rows: list[Row]) -> int:
-    """Write a host's rows; whether the campaign was there before. One that was there under another night is moved."""
-    first = rows[0]
-    of_protocol = store / f"host={quote(first.host, safe='')}" / f"protocol={quote(first.protocol, safe='')}"
-    path = of_protocol / f"night={first.night}" / f"{first.campaign}.parquet"
-    there = list(of_protocol.glob(f"night=*/{first.campaign}.parquet"))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    frame = pandas.DataFrame([msgspec.structs.astuple(row) for row in rows], columns=COLUMNS)
-    frame.to_parquet(buffer, index=False, engine="pyarrow")
-    write_atomically(path, buffer.getvalue())
+def write_rows(store: Path, protocol: str, night: str, campaign: str, by_host: Sequence[Sequence[Row]]) -> int:
+    """Write a campaign's rows in place of those that were there, under whatever night; how many hosts were there.
+
+    Without a row nothing of the campaign stays.
+    """
+    of_protocol = store / f"protocol={quote(protocol, safe='')}"
+    path = of_protocol / f"night={night}" / f"{campaign}.parquet"
+    there = list(of_protocol.glob(f"night=*/{campaign}.parquet"))
+    replaced: set[str] = set()
     for old in there:
-        if old != path:
+        replaced |= set(_read([old], columns=["host"])["host"])
+    if by_host:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, _as_parquet(by_host))
+    for old in there:
+        if old != path or not by_host:
             old.unlink()
-    return int(bool(there))
+    return len(replaced & {rows[0].host for rows in by_host})
 
 
-def files_of(store: Path, host: str | None = None, protocol: str | None = None) -> list[Path]:
-    """The store's files, in order. Raises UnusableInput where there is none."""
+def _as_parquet(by_host: Sequence[Sequence[Row]]) -> bytes:
+    buffer = io.BytesIO()
+    with pyarrow.parquet.ParquetWriter(buffer, _SCHEMA) as writer:
+        waiting: list[Row] = []
+        for rows in by_host:
+            waiting += rows
+            if len(waiting) >= ROWS_A_GROUP:
+                writer.write_table(_as_table(waiting), row_group_size=len(waiting))
+                waiting = []
+        if waiting:
+            writer.write_table(_as_table(waiting), row_group_size=len(waiting))
+    return buffer.getvalue()
+
+
+def _as_table(rows: Sequence[Row]) -> pyarrow.Table:
+    return pyarrow.table({name: [getattr(row, name) for row in rows] for name in COLUMNS}, schema=_SCHEMA)
+
+
+def files_of(store: Path, protocol: str | None = None, host: str | None = None) -> list[Path]:
+    """The store's files of a protocol, in order; `host`: what is looked for in them. Raises UnusableInput for none.
+
+    Of a campaign that lies under two nights, since its move was cut off, the newer file counts.
+    """
     if not store.is_dir():
         raise UnusableInput(
             f"{store} is no folder; give the store, by default results/history, or add a campaign first."
         )
-    hosts = "host=*" if host is None else f"host={quote(host, safe='')}"
     named = "protocol=*" if protocol is None else f"protocol={quote(protocol, safe='')}"
-    found = sorted(store.glob(f"{hosts}/{named}/night=*/*.parquet"))
-    if not found:
-        of = " and ".join(f"{what} {name}" for what, name in (("host", host), ("protocol", protocol)) if name)
-        raise UnusableInput(f"{store} holds no campaign{of and f' of {of}'}; --add results/CAMPAIGN adds one.")
-    return found
+    newest: dict[tuple[Path, str], Path] = {}
+    for path in sorted(store.glob(f"{named}/night=*/*.parquet"), key=lambda file: file.stat().st_mtime_ns):
+        newest[path.parents[1], path.name] = path
+    if not newest:
+        raise nothing_of(store, host, protocol)
+    return sorted(newest.values())
+
+
+def nothing_of(store: Path, host: str | None, protocol: str | None) -> UnusableInput:
+    """What is said where the store holds nothing of what was asked for."""
+    of = " and ".join(f"{what} {name}" for what, name in (("host", host), ("protocol", protocol)) if name)
+    return UnusableInput(f"{store} holds no campaign{of and f' of {of}'}; --add results/CAMPAIGN adds one.")
 
 
 SERIES = ["protocol", "host", "kind", "arm", "against", "phase", "against_phase", "metric"]
-ABOUT = ["unit", "better", "role", "scale", "margin", "settings"]
+ABOUT = ["unit", "better", "role", "scale", "margin"]
+_TEXTS = [*SERIES, "night", *(name for name in ABOUT if name != "margin")]
+SettingsTexts = dict[tuple[str, str], dict[str, str]]
+"""(protocol, host) → night → the settings of its newest campaign that was not INVALID, as JSON."""
 
 
-def nights_of(files: list[Path], engine: str | None = None) -> tuple[pandas.DataFrame, str]:
-    """A row a series and night, and the engine that made it: `value` (mean), `runs`, `sd`; nights INVALID left out.
+def engine_for(files: Sequence[Path]) -> str:
+    """pandas for stores of normal size, duckdb for larger ones."""
+    return "duckdb" if sum(path.stat().st_size for path in files) > PANDAS_MOST_BYTES else "pandas"
 
-    A night's settings, unit and margin are those of its newest campaign. Raises UnusableInput for other files.
+
+def nights_of(files: list[Path], engine: str, host: str | None = None) -> tuple[pandas.DataFrame, SettingsTexts]:
+    """A row a series and night: `value` (mean), `runs`, `sd`; and what each host was on each night.
+
+    Left out are nights that were INVALID, and what only explains: secondary comparisons. A night's unit and margin are
+    those of its newest campaign. Raises UnusableInput for other files.
     """
-    chosen = engine or ("duckdb" if sum(path.stat().st_size for path in files) > PANDAS_MOST_BYTES else "pandas")
-    frame = _by_duckdb(files) if chosen == "duckdb" else _by_pandas(files)
-    return frame.sort_values([*SERIES, "night"], ignore_index=True), chosen
+    frame, settings = (_by_duckdb if engine == "duckdb" else _by_pandas)(files, host)
+    return frame.sort_values([*SERIES, "night"], ignore_index=True), settings
 
 
-def rows_with(files: list[Path], columns: Mapping[str, str]) -> pandas.DataFrame:
-    """All rows of the files in which every column of `columns` has its value, without the settings of the night."""
+def rows_with(files: list[Path], columns: Mapping[str, Any], names: list[str]) -> pandas.DataFrame:
+    """Columns `names` of the rows that count in which every column of `columns` has its value."""
     filters = [(name, "==", value) for name, value in columns.items()]
-    return _read(files, filters, [name for name in COLUMNS if name != "settings"])
+    return _read(files, [*filters, ("word", "!=", "INVALID")], names)
+
+
+def different_rows_with(files: list[Path], columns: Mapping[str, Any], names: list[str]) -> pandas.DataFrame:
+    """As rows_with, each row that differs from others once; one file is in memory at a time."""
+    found = [rows_with([path], columns, names).drop_duplicates() for path in files]
+    return pandas.concat(found, ignore_index=True).drop_duplicates(ignore_index=True)
 
 
 def _read(
-    files: list[Path], filters: list[tuple[str, str, str]] | None = None, columns: list[str] | None = None
+    files: list[Path], filters: list[tuple[str, str, Any]] | None = None, columns: list[str] | None = None
 ) -> pandas.DataFrame:
     try:
         # No partitioning: what the folders say stands in the files, and a host called 007 stays a text.
         found = pyarrow.parquet.read_table(
-            [str(path) for path in files], columns=columns, filters=filters, partitioning=None
+            [str(path) for path in files], columns=columns, filters=filters or None, partitioning=None
         )
     except Exception as error:
         raise _unreadable(files, error) from None
     return cast(pandas.DataFrame, found.to_pandas())
 
 
-def _by_pandas(files: list[Path]) -> pandas.DataFrame:
-    frame = _read(files)
+def _by_pandas(files: list[Path], host: str | None) -> tuple[pandas.DataFrame, SettingsTexts]:
+    frame = _read(files, [("host", "==", host)] if host else None)
     _refuse_others(list(frame.columns), files)
-    frame = frame[frame["word"] != "INVALID"].sort_values("started_at_utc")
+    frame = frame[frame["word"] != "INVALID"].sort_values("started_at_utc", kind="stable")
+    newest = frame.drop_duplicates(["protocol", "host", "night"], keep="last")
+    settings = _as_settings(zip(*(newest[name] for name in ("protocol", "host", "night", "settings")), strict=True))
+    frame = frame[(frame["role"] != "secondary") | (frame["kind"] == "noise")]
     grouped = frame.groupby([*SERIES, "night"], sort=False)
     values = grouped["value"].agg(value="mean", runs="count", sd="std")
-    return pandas.concat([values, grouped[ABOUT].last()], axis=1).reset_index()
+    return pandas.concat([values, grouped[ABOUT].last()], axis=1).reset_index(), settings
 
 
-def _by_duckdb(files: list[Path]) -> pandas.DataFrame:
+def _as_settings(rows: Iterable[tuple[str, str, str, str]]) -> SettingsTexts:
+    found: SettingsTexts = {}
+    # Hosts and nights are alike as a rule, and are to share what they are.
+    same: dict[str, str] = {}
+    for protocol, host, night, text in rows:
+        found.setdefault((protocol, host), {})[night] = same.setdefault(text, text)
+    return found
+
+
+@contextmanager
+def bounded_duckdb() -> Iterator[Any]:
+    """A connection that keeps to DUCKDB_MEMORY_MIB and spills what is more."""
     import duckdb
 
-    # A night's settings are a kilobyte, and each series of a night would hold them once more: they go by their hash.
-    chosen = {name: "hash(settings)" if name == "settings" else name for name in ABOUT}
-    about = ", ".join(f"arg_max({value}, started_at_utc) AS {name}" for name, value in chosen.items())
-    source = "FROM read_parquet($files, hive_partitioning = false) WHERE word <> 'INVALID'"
-    query = (
-        f"SELECT {', '.join([*SERIES, 'night'])}, avg(value) AS value, count(*) AS runs, stddev_samp(value) AS sd, "
-        f"{about} {source} GROUP BY ALL"
-    )
-    texts = f"SELECT hash(settings) AS key, any_value(settings) AS settings {source} GROUP BY key"
-    given = {"files": [str(path) for path in files]}
     with tempfile.TemporaryDirectory(prefix="kvtrial-history-") as spill:
         bounds: dict[str, Any] = {
-            "memory_limit": DUCKDB_MEMORY,
+            "memory_limit": f"{DUCKDB_MEMORY_MIB}MB",
             "temp_directory": spill,
             "preserve_insertion_order": "false",
+            "threads": 2,
         }
         with duckdb.connect(":memory:", config=bounds) as connection:
-            try:
+            # It would stand in the midst of what is printed for others to read.
+            connection.execute("SET enable_progress_bar = false")
+            yield connection
+
+
+def _by_duckdb(files: list[Path], host: str | None) -> tuple[pandas.DataFrame, SettingsTexts]:
+    """Some hosts at a time: all groups of a GROUP BY are in memory together, whatever may be spilled."""
+    import duckdb
+
+    counted = "word <> 'INVALID' AND host BETWEEN $first AND $last"
+    source = f"FROM read_parquet($files, hive_partitioning = false) WHERE {counted}"
+    about = ", ".join(f"arg_max({name}, started_at_utc) AS {name}" for name in ABOUT)
+    series = (
+        f"SELECT {', '.join([*SERIES, 'night'])}, avg(value) AS value, count(*) AS runs, stddev_samp(value) AS sd, "
+        f"{about} {source} AND (role <> 'secondary' OR kind = 'noise') GROUP BY ALL"
+    )
+    # Of a night's settings, a kilobyte, only the hash goes through the aggregation.
+    hashed = (
+        f"SELECT protocol, host, night, arg_max(hash(settings), started_at_utc) {source} GROUP BY protocol, host, night"
+    )
+    texts = f"SELECT hash(settings) AS key, any_value(settings) {source} GROUP BY key"
+    given: dict[str, Any] = {"files": [str(path) for path in files]}
+    tables: list[pyarrow.Table] = []
+    settings: SettingsTexts = {}
+    with bounded_duckdb() as connection:
+        try:
+            sizes = connection.execute(
+                "SELECT host, count(*) FROM read_parquet($files, hive_partitioning = false) GROUP BY 1 ORDER BY 1",
+                given,
+            ).fetchall()
+            for first, last in _batches([size for size in sizes if host in (None, size[0])]):
+                given |= {"first": first, "last": last}
+                found = connection.sql(series, params=given).to_arrow_table()
+                # Names repeat in every row: they are kept once.
+                for name in _TEXTS:
+                    at = found.column_names.index(name)
+                    found = found.set_column(at, name, found.column(at).dictionary_encode())
+                tables.append(found)
                 by_hash = dict(connection.execute(texts, given).fetchall())
-                # By Arrow, since equal texts become one object on the way to pandas.
-                table = connection.sql(query, params=given).to_arrow_table()
-            except duckdb.Error as error:
-                raise _unreadable(files, error) from None
-    frame = cast(pandas.DataFrame, table.to_pandas())
-    frame["settings"] = frame["settings"].map(by_hash)
-    return frame
+                settings |= _as_settings(
+                    (protocol, name, night, by_hash[key])
+                    for protocol, name, night, key in connection.execute(hashed, given).fetchall()
+                )
+        except duckdb.Error as error:
+            raise _unreadable(files, error) from None
+    if not tables:
+        return pandas.DataFrame(columns=[*SERIES, "night", "value", "runs", "sd", *ABOUT]), settings
+    frame = cast(pandas.DataFrame, pyarrow.concat_tables(tables).unify_dictionaries().to_pandas())
+    for name in _TEXTS:
+        frame[name] = frame[name].cat.reorder_categories(sorted(frame[name].cat.categories))
+    return frame, settings
 
 
-def left_out_of(files: list[Path]) -> dict[str, list[str]]:
+def _batches(sizes: Sequence[tuple[str, int]]) -> Iterator[tuple[str, str]]:
+    """First and last host of each batch, by the rows of each host."""
+    most = DUCKDB_MEMORY_MIB * DUCKDB_ROWS_A_MIB
+    batch: list[str] = []
+    rows = 0
+    for host, count in sizes:
+        if batch and rows + count > most:
+            yield batch[0], batch[-1]
+            batch, rows = [], 0
+        batch.append(host)
+        rows += count
+    if batch:
+        yield batch[0], batch[-1]
+
+
+def left_out_of(files: list[Path], host: str | None = None) -> dict[str, list[str]]:
     """Host → nights on which it was INVALID."""
-    frame = _read(files, [("word", "==", "INVALID")], ["host", "night"])
+    filters = [("word", "==", "INVALID"), *([("host", "==", host)] if host else [])]
+    frame = _read(files, filters, ["host", "night"])
     pairs = frame[["host", "night"]].drop_duplicates().sort_values(["host", "night"])
-    return {str(host): [str(night) for night in nights] for host, nights in pairs.groupby("host")["night"]}
+    return {str(name): [str(night) for night in nights] for name, nights in pairs.groupby("host")["night"]}
 
 
 def _refuse_others(columns: list[str], files: list[Path]) -> None:
