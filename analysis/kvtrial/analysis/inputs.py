@@ -39,7 +39,8 @@ class HostInput(Struct, frozen=True, forbid_unknown_fields=True):
 
     `connector_extra_keys`: keys that an out-of-tree spec of the user's reads in the connector's extra configuration.
     `smaller_model`: what an arm serves that asks for it; its name and its range of token ids count for nothing, since
-    all arms are sent the same.
+    all arms are sent the same. `visited_every_seconds`: the longest pause between two sweeps of the controller, and the
+    time that a sweep over so many hosts takes.
     """
 
     may_be_disturbed: bool
@@ -58,6 +59,7 @@ class HostInput(Struct, frozen=True, forbid_unknown_fields=True):
     ram_reserve_bytes: int | None = None
     limits: dict[str, float] = {}
     if_controller_gone: IfControllerGone = "continue"
+    visited_every_seconds: float = 60.0
     client_cpus: str = "auto"
     supervisor: Supervisor = "process"
     facts: dict[str, Any] = {}
