@@ -1,31 +1,38 @@
 """`kvtrial history`: campaigns into the store, what it says, and alarms.
 
-Exit status: 0 nothing changed for the worse lately, 5 it did (an alarm), 6 an alarm that the webhook did not take, 2
-unusable input.
+Exit status: 0 nothing changed for the worse lately, 5 it did (an alarm), 6 an alarm (of this time or kept) that the
+webhook did not take, 7 no alarm, but the textfile could not be written, 2 unusable input.
 """
 
 import argparse
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import httpx
 import msgspec
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from kvtrial.analysis.history.changepoints import LEAST_NIGHTS, LEAST_STEP_BY_SIZE
-from kvtrial.analysis.history.model import History
+from kvtrial.analysis.history.model import ChangePoint, History
 from kvtrial.analysis.history.reading import day, read
 from kvtrial.analysis.history.store import add, check_night
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.store import write_atomically
+from kvtrial.record.store import FOR_OTHERS, write_atomically
 
 ALARM = 5
 UNDELIVERED = 6
+NO_TEXTFILE = 7
+FROM_STDIN = "-"
+KEPT = "undelivered.json"
+"""In the store: alarms that a webhook did not take, for the next time."""
 FEW_NIGHTS = "few nights: shown by size, not by test"
-WEBHOOK_ATTEMPTS = 4
+WEBHOOK_ATTEMPTS = 6
 WEBHOOK_FIRST_PAUSE_SECONDS = 1.0
+WEBHOOK_LONGEST_PAUSE_SECONDS = 60.0
+"""Also where the server asks for more: the alarms are kept for the next time."""
 WEBHOOK_TIMEOUT_SECONDS = 10.0
 
 
@@ -37,8 +44,9 @@ def command(options: argparse.Namespace) -> int:
         check_night(options.night)
     if options.newest < 0:
         raise UnusableInput(f"--newest {options.newest} is no number of nights; give 0 or more.")
-    if options.webhook is not None:
-        check_url(options.webhook)
+    url = sys.stdin.readline().strip() if options.webhook == FROM_STDIN else options.webhook
+    if url is not None:
+        check_url(url)
     for campaign in options.add:
         done = add(options.store, campaign, options.night)
         print(
@@ -49,18 +57,28 @@ def command(options: argparse.Namespace) -> int:
     history = read(options.store, options.host, options.protocol, options.newest)
     as_json = msgspec.json.format(msgspec.json.encode(history), indent=1).decode
     print(as_json() if options.json else "\n".join(lines(history)))
-    if options.textfile is not None:
-        try:
-            write_atomically(options.textfile, to_textfile(history).encode())
-        except OSError as error:
-            raise UnusableInput(
-                f"--textfile {options.textfile} can't be written ({error.strerror}); name a file in a folder that is "
-                f"there and may be written to."
-            ) from None
-    if history.alarms and options.webhook is not None and (why := post(options.webhook, history)):
-        print(why, file=sys.stderr)
+    # First what somebody waits for: a folder that is missing must keep no alarm back.
+    delivered = url is None or deliver(options.store, url, history.alarms)
+    written = options.textfile is None or _write_textfile(options.textfile, history)
+    if not delivered:
         return UNDELIVERED
-    return ALARM if history.alarms else 0
+    if history.alarms:
+        return ALARM
+    return 0 if written else NO_TEXTFILE
+
+
+def _write_textfile(path: Path, history: History) -> bool:
+    """Whether the file could be written; if not, the reason is printed."""
+    try:
+        write_atomically(path, to_textfile(history).encode(), FOR_OTHERS)
+    except OSError as error:
+        print(
+            f"--textfile {path} can't be written ({error.strerror}); name a file in a folder that is there and may be "
+            f"written to.",
+            file=sys.stderr,
+        )
+        return False
+    return True
 
 
 def lines(history: History) -> Iterator[str]:
@@ -137,38 +155,71 @@ def to_textfile(history: History) -> str:
 
 
 def check_url(url: str) -> None:
-    """Raise UnusableInput unless it is an http or https URL."""
+    """Raise UnusableInput unless it is an http or https URL. It may hold a secret, and is not repeated."""
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, TypeError):
         parsed = httpx.URL("")
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise UnusableInput(
-            f"--webhook {url!r} is no URL that can be posted to; give one that begins with https:// or http://."
+            "what --webhook gives is no URL that can be posted to; give one that begins with https:// or http://."
         )
 
 
-def post(url: str, history: History, first_pause_seconds: float = WEBHOOK_FIRST_PAUSE_SECONDS) -> str:
-    """Post the alarms as JSON, trying again after 1, 2 and 4 s; why it failed in one sentence, empty where it did not.
+def deliver(store: Path, url: str, alarms: Sequence[ChangePoint]) -> bool:
+    """Post the alarms, and those that no webhook took before; whether all were taken. Those that were not are kept."""
+    kept = store / KEPT
+    try:
+        earlier = msgspec.json.decode(kept.read_bytes(), type=list[ChangePoint])
+    except FileNotFoundError:
+        earlier = []
+    except (OSError, msgspec.DecodeError) as error:
+        print(f"{kept} can't be read ({error}); alarms in it are lost.", file=sys.stderr)
+        earlier = []
+    said = {change.sentence for change in alarms}
+    due = [change for change in earlier if change.sentence not in said] + list(alarms)
+    if not due:
+        return True
+    if why := post(url, due):
+        print(f"{why} They are kept for the next time.", file=sys.stderr)
+        write_atomically(kept, msgspec.json.encode(due))
+        return False
+    kept.unlink(missing_ok=True)
+    return True
 
-    `{"text": one line an alarm, "alarms": [ChangePoint…]}`: chat services show `text`.
+
+def post(url: str, alarms: Sequence[ChangePoint], first_pause_seconds: float = WEBHOOK_FIRST_PAUSE_SECONDS) -> str:
+    """Post alarms as JSON, trying again for half a minute; why it failed in one sentence, empty where it did not.
+
+    `{"text": one line an alarm, "alarms": [ChangePoint…]}`: chat services show `text`. Between attempts pass 1, 2, 4, 8
+    and 16 s, or what the server's Retry-After asks for, up to a minute.
     """
-    body = msgspec.json.encode({"text": "\n".join(c.sentence for c in history.alarms), "alarms": history.alarms})
-    why = ""
+    body = msgspec.json.encode({"text": "\n".join(change.sentence for change in alarms), "alarms": alarms})
+    why, asked = "", 0.0
     for attempt in range(WEBHOOK_ATTEMPTS):
         if attempt:
-            time.sleep(first_pause_seconds * 2 ** (attempt - 1))
+            pause = max(first_pause_seconds * 2 ** (attempt - 1), asked)
+            time.sleep(min(pause, WEBHOOK_LONGEST_PAUSE_SECONDS))
         try:
             answer = httpx.post(
                 url, content=body, headers={"content-type": "application/json"}, timeout=WEBHOOK_TIMEOUT_SECONDS
             )
         except httpx.HTTPError as error:
-            why = f"{type(error).__name__}: {error}"
+            why, asked = f"{type(error).__name__}: {error}", 0.0
             continue
         if answer.is_success:
             return ""
-        why = f"status {answer.status_code}"
+        why, asked = f"status {answer.status_code}", _retry_after_seconds(answer)
+        if answer.is_redirect:
+            why += ", a redirect; give the address that it leads to"
+            break
         if answer.is_client_error and answer.status_code not in (408, 425, 429):
             break
     host = httpx.URL(url).host
-    return f"the webhook at {host} did not take the {len(history.alarms)} alarms ({why}); they stand above."
+    return f"the webhook at {host} did not take the {len(alarms)} alarms ({why}); they stand above."
+
+
+def _retry_after_seconds(answer: httpx.Response) -> float:
+    """What Retry-After asks for in seconds; 0 without it, and where it is a date."""
+    text = answer.headers.get("retry-after", "")
+    return float(text) if text.isascii() and text.isdigit() else 0.0
