@@ -227,3 +227,33 @@ def test_purging_removes_what_is_ours_and_nothing_else(stopped: Path, tools):
     again = tools.run(*command)
     assert again.returncode == 0, again.stdout
     assert "changed=0" in again.stdout
+
+
+FOLLOW = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.import_role: {name: kvtrial.vllm.trial, tasks_from: follow}
+"""
+DEAF = """#!/bin/sh
+echo x >> "$(dirname "$0")/attempts"
+sleep 3
+exit 255
+"""
+
+
+def test_a_host_is_given_up_by_the_clock_and_an_attempt_takes_its_time_too(fleet: Path, tools):
+    """Four seconds a sweep, one of them the pause: by the pauses alone it would be given up at the sixth or later."""
+    (fleet / "follow.yml").write_text(FOLLOW)
+    (fleet / "deaf").write_text(DEAF)
+    (fleet / "deaf").chmod(0o755)
+    given = {"ansible_connection": "ssh", "ansible_ssh_executable": str(fleet / "deaf"), "trial_lost_after_seconds": 6,
+             "trial_silent_since": 1.0}  # fmt: skip
+    inventory = json.loads((fleet / "hosts.json").read_text())
+    inventory["all"]["hosts"]["h2"] |= given
+    (fleet / "hosts.json").write_text(json.dumps(inventory))
+    done = tools.run("ansible-playbook", "-i", str(fleet / "hosts.json"), str(fleet / "follow.yml"), "--limit", "h2")
+    assert done.returncode != 0
+    silent = re.search(r"h2: out of reach for (\d+) s \(kvtrial_lost_after_seconds=6\)", done.stdout)
+    assert silent and int(silent[1]) >= 6, done.stdout
+    assert (fleet / "attempts").read_text().count("x") < 6
