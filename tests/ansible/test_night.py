@@ -1,6 +1,7 @@
 """playbooks/night.yml before its campaign, what it removes after it, and playbooks/fetch.yml with nothing to fetch."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,14 +46,14 @@ def test_a_night_without_a_host_is_skipped_in_one_sentence_that_names_busy_and_u
     said = "The night is skipped: no host is left; others use h1, and dead could not be reached."
     assert said in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0, done.stdout
-    assert f"skipped: h1: another engine runs here, pid {foreign.pid} (" in done.stdout
+    assert re.search(rf"skipped: h1: another engine runs here, pid [\d, ]*\b{foreign.pid}\b", done.stdout), done.stdout
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         (
-            {"kvtrial_history_arguments": ["--webhook", "https://chat.example/secret"]},
+            {"kvtrial_history_arguments": ["--webhook", "https://chat.example/hook-of-ours"]},
             "give the address as kvtrial_",
         ),
         ({"kvtrial_noise_pairs": "two"}, "kvtrial_noise_pairs=two is no whole number from 0"),
@@ -63,7 +64,7 @@ def test_what_a_night_cannot_use_is_refused_before_a_host_is_asked(tools, tmp_pa
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"dead": DEAD}}}))
     done = tools.run("ansible-playbook", "playbooks/night.yml", "-i", str(tmp_path), "-e", json.dumps(given))
     assert done.returncode != 0 and said in " ".join(done.stdout.split()), done.stdout
-    assert "secret" not in done.stdout and "unreachable=1" not in done.stdout
+    assert "hook-of-ours" not in done.stdout and "unreachable=1" not in done.stdout
 
 
 def made(results: Path, name: str, night: str) -> Path:
