@@ -132,7 +132,7 @@ def ended_night(host: Host, before: list[str], seconds: float = 600.0) -> dict:
         "result": host.sh(f"systemctl show -P Result {SERVICE}"),
         "rc": host.sh(f"cat {NIGHTS}/artifacts/{night}/rc"),
         "verdict": told,
-        "journal": host.sh(f"journalctl -u {SERVICE} -o cat --no-pager | tail -n 60"),
+        "journal": host.sh(f"journalctl -u {SERVICE} -o cat --no-pager | tail -n 200"),
     }
 
 
