@@ -38,4 +38,4 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(str(error)) from None
         if not self._task.check_mode:
             time.sleep(seconds)
-        return {"changed": False}
+        return {"changed": False, "monotonic_seconds": time.monotonic()}

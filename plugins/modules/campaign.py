@@ -19,10 +19,11 @@ options:
       - V(collect) takes in one host's archive of runs.
       - V(stage) says whether O(hosts) may be started, after what the other hosts gave so far.
       - V(find) finds a campaign in O(directory), for whoever fetches more of it.
+      - V(retire) removes campaigns of older nights from the controller, when those in O(landed) came to their end.
       - V(conclude) decides gates, effects and the verdict, and writes the report.
     type: str
     required: true
-    choices: [validate, prepare, collect, stage, find, conclude]
+    choices: [validate, prepare, collect, stage, find, conclude, retire]
   inputs:
     description: The request and the hosts; required with O(action=validate) and O(action=prepare).
     type: dict
@@ -35,7 +36,7 @@ options:
         as the time that installation took.
     type: float
   directory:
-    description: The campaign's directory; required but with V(validate) and V(prepare).
+    description: The campaign's directory; required but with V(validate), V(prepare) and V(retire).
     type: path
   host:
     description: The host that an archive comes from; required with O(action=collect).
@@ -54,9 +55,16 @@ options:
     description: Hosts of the request that were lost before the plan was made; with O(action=conclude).
     type: list
     elements: str
+  landed:
+    description: Directories of the campaigns of the night that ends; required with O(action=retire).
+    type: list
+    elements: path
+  keep_nights:
+    description: How many nights' campaigns are kept; required with O(action=retire).
+    type: int
 attributes:
   check_mode:
-    description: In check mode V(prepare) only says what would be done, and V(collect) and V(conclude) do nothing.
+    description: In check mode V(prepare) only says what would be done; V(collect), V(conclude), V(retire) do nothing.
     support: full
 author:
   - kvtrial
@@ -128,6 +136,11 @@ reason:
   description: Why they may not, in one sentence.
   returned: with O(action=stage)
   type: str
+retired:
+  description: Names of campaigns that were removed now and before, the newest first.
+  returned: with O(action=retire)
+  type: list
+  elements: str
 exit_status:
   description: 0 for a verdict, 3 for INCONCLUSIVE, 4 for INVALID, 2 for unusable input.
   returned: with O(action=conclude)
@@ -159,7 +172,7 @@ import traceback
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kvtrial.vllm.plugins.module_utils import request
 
-ACTIONS = ("validate", "prepare", "collect", "stage", "find", "conclude")
+ACTIONS = ("validate", "prepare", "collect", "stage", "find", "conclude", "retire")
 
 
 def load(module):
@@ -201,6 +214,9 @@ def perform(campaign, parameters, check_mode):
         return dict(campaign.next_stage(parameters["directory"], parameters["hosts"]), changed=False)
     if action == "find":
         return dict(campaign.find(parameters["directory"]), changed=False)
+    if action == "retire":
+        retention = importlib.import_module("kvtrial.analysis.retention")
+        return {"retired": retention.retire(parameters["landed"], parameters["keep_nights"]), "changed": True}
     since = parameters["since_monotonic_seconds"]
     passed = None if since is None else time.monotonic() - since
     lost = {"lost_hosts": sorted(parameters["lost_hosts"])} if parameters["lost_hosts"] else {}
@@ -220,6 +236,8 @@ def main():
             "hosts": {"type": "list", "elements": "str"},
             "lost_hosts": {"type": "list", "elements": "str"},
             "since_monotonic_seconds": {"type": "float"},
+            "landed": {"type": "list", "elements": "path"},
+            "keep_nights": {"type": "int"},
         },
         required_if=[
             ("action", "validate", ["inputs"]),
@@ -228,6 +246,7 @@ def main():
             ("action", "stage", ["directory", "hosts"]),
             ("action", "find", ["directory"]),
             ("action", "conclude", ["directory"]),
+            ("action", "retire", ["landed", "keep_nights"]),
         ],
         supports_check_mode=True,
     )

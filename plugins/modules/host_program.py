@@ -71,6 +71,7 @@ reply:
 """
 
 import json
+import os
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kvtrial.vllm.plugins.module_utils import program_state
@@ -139,6 +140,12 @@ def main():
     command = [module.params["executable"], COMMANDS[state], "--directory", directory]
     if state == "packed":
         command += ["--output", module.params["archive"], "--parts", module.params["parts"]]
+    # A controller is here: a program that is started again must not find the word of a visit of hours ago.
+    if os.path.isdir(directory):
+        try:
+            program_state.touch_heartbeat(directory)
+        except OSError as error:
+            module.warn("The heartbeat could not be written: %s" % error)
     status, output, errors = module.run_command(command, handle_exceptions=False)
     if status != 0:
         module.fail_json(msg=cause_of(status, output, errors), rc=status, command=command)

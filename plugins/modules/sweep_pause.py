@@ -35,4 +35,9 @@ EXAMPLES = r"""
     seconds: 10
 """
 
-RETURN = r""" # """
+RETURN = r"""
+monotonic_seconds:
+  description: The controller's monotonic clock afterwards.
+  returned: success
+  type: float
+"""

@@ -1,5 +1,6 @@
 """The logic of the screen output."""
 
+import contextlib
 import json
 import os
 import signal
@@ -89,6 +90,21 @@ def test_a_lost_host_is_named_and_does_not_fail_an_answer():
 def test_an_answer_of_no_use_ends_with_its_cause():
     failures = [("a", "lost", True), ("b", "gate evicted failed", False)]
     assert console.last_words(failures, ["INVALID"], False)[1] == "gate evicted failed"
+
+
+def test_what_failed_before_the_last_of_two_answers_does_not_fail_it():
+    """A night has two: of its A/A pairs, then of its campaign."""
+    shown = console.CallbackModule()
+    task = SimpleNamespace(action="kvtrial.vllm.campaign", tags=[], no_log=False)
+    shown._failures = [("h1", "lost", True)]
+    for verdict in ("aa", "offload"):
+        found = {"answer": [verdict], "exit_status": 0, "changed": True}
+        with contextlib.suppress(AttributeError, TypeError):  # what Ansible itself would print of so bare a result
+            shown.v2_runner_on_ok(SimpleNamespace(task=task, _task=task, result=found, _result=found))
+        shown._failures.append(("h2", "failed between them", not shown._answer))
+    lines, cause = console.last_words(shown._failures[:-1], shown._answer, True)
+    assert lines[-1] == "offload" and cause == ""
+    assert "h2 did not take part to the end: failed between them" in lines
 
 
 def test_nothing_failed_nothing_said():

@@ -56,5 +56,5 @@ def test_ansible_core_is_locked_and_its_version_checked():
         assert re.search(r"^ansible-core==[\d.]+ \\\n    --hash=sha256:", lock.read_text(), re.MULTILINE), lock
     inventory = (ROOT / "roles" / "preflight" / "tasks" / "inventory.yml").read_text()
     assert "ansible_version.full is version(__preflight_ansible, '>=')" in inventory
-    for name in ("provision", "experiment"):
+    for name in ("provision", "prepare"):
         assert "tasks_from: inventory" in (ROOT / "playbooks" / f"{name}.yml").read_text()

@@ -1,8 +1,11 @@
 """What schedules a campaign elsewhere: the execution environment, and the files for AWX."""
 
+import fcntl
 import json
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import jinja2
@@ -93,24 +96,54 @@ def test_the_job_templates_play_what_is_there_with_variables_that_are_known():
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
-def test_systemd_takes_the_service_and_the_timer(tmp_path):
+@pytest.mark.parametrize("is_a_host", [False, True])
+def test_systemd_takes_the_service_and_the_timer(tmp_path, is_a_host):
     """Rendered with the role's defaults; what starts there is a stand-in."""
     given = yaml.safe_load((ROOT / "roles" / "nightly" / "defaults" / "main.yml").read_text())
+    more = {"ansible_managed": "test", "__nightly_is_a_host": is_a_host}
     folder = {"nightly_project": str(tmp_path), "nightly_venv": str(tmp_path), "nightly_directory": str(tmp_path)}
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "ansible-runner").write_text("#!/bin/sh\n")
     rendering = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, autoescape=False)
     rendering.filters["comment"] = lambda text: f"# {text}"
+    rendering.filters["bool"] = bool
     paths = []
     for kind in ("service", "timer"):
         template = (ROOT / "roles" / "nightly" / "templates" / f"kvtrial-nightly.{kind}.j2").read_text()
         paths.append(tmp_path / f"kvtrial-nightly.{kind}")
-        paths[-1].write_text(rendering.from_string(template).render({**given, **folder, "ansible_managed": "test"}))
+        paths[-1].write_text(rendering.from_string(template).render({**given, **folder, **more}))
     done = subprocess.run(["systemd-analyze", "verify", *paths], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
     text = paths[0].read_text()
     assert "flock --nonblock --close --conflict-exit-code 75" in text and "SuccessExitStatus=75" in text
+    # A host of its own fleet writes units, and may need sudo.
+    assert ("ProtectSystem=full" in text and "NoNewPrivileges=yes" in text) is not is_a_host
     assert "Persistent=true" in paths[1].read_text()
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not here")
+def test_a_night_that_meets_the_lock_says_so_and_one_without_knows_its_date(tmp_path):
+    """The very line of the service, with a stand-in for ansible-runner."""
+    line = (ROOT / "roles" / "nightly" / "templates" / "kvtrial-nightly.service.j2").read_text()
+    line = next(text for text in line.splitlines() if text.startswith("ExecStart=")).removeprefix("ExecStart=")
+    line = jinja2.Environment(autoescape=False).from_string(line).render(
+        nightly_directory=tmp_path, nightly_venv=tmp_path, nightly_keep=3
+    ).replace("%%", "%").replace("$$", "$")  # fmt: skip
+    (tmp_path / "bin").mkdir()
+    runner = tmp_path / "bin" / "ansible-runner"
+    runner.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/argv\nexit 3\n')
+    runner.chmod(0o755)
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, ""), done.stderr
+    given = (tmp_path / "argv").read_text().splitlines()
+    assert re.fullmatch(r"--cmdline=-e kvtrial_night=\d{4}-\d\d-\d\d", given[-1])
+    with (tmp_path / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == 75
+    assert done.stdout == (
+        f"The night is skipped: another one is at work here and holds {tmp_path}/lock (lslocks names its process).\n"
+    )
 
 
 def test_busy_hosts_are_left_out_also_where_kvtrial_hosts_asks_for_them(tools, tmp_path):
@@ -135,7 +168,19 @@ def test_busy_hosts_are_left_out_also_where_kvtrial_hosts_asks_for_them(tools, t
         ({"nightly_jitter_seconds": -5}, "nightly_jitter_seconds=-5 is no whole number"),
         ({"nightly_keep": 0}, "nightly_keep=0 is no whole number"),
         ({"nightly_on_failure": "a b; rm"}, "is no unit's name"),
+        ({"nightly_keep_campaigns": 0}, "nightly_keep_campaigns=0 is no whole number"),
         ({"nightly_directory": "/var/lib/a b"}, "without blanks or quotes"),
+        ({"nightly_directory": "/"}, "below a folder of / and without '..'"),
+        ({"nightly_directory": "/home"}, "below a folder of / and without '..'"),
+        ({"nightly_directory": "/var/lib/../.."}, "below a folder of / and without '..'"),
+        ({"nightly_directory": "/usr/bin"}, "was not made by this role and holds"),
+        ({"nightly_directory": "/usr/bin", "nightly_state": "absent"}, "was not made by this role and holds"),
+        ({"nightly_directory": "/", "nightly_state": "absent"}, "below a folder of / and without '..'"),
+        ({"nightly_catch_up": "perhaps"}, "nightly_catch_up"),
+        ({"nightly_variables": "protocol=aa_noise"}, "nightly_variables is no mapping of names to values"),
+        ({"nightly_environment": '{"A": 1}'}, "nightly_environment is no mapping"),
+        ({"nightly_account": "no such"}, "nightly_account=no such is no account of this machine"),
+        ({"nightly_account": "kvtrial-nobody-here"}, "kvtrial-nobody-here is no account of this machine"),
         ({"nightly_store": "results'"}, "without blanks or quotes"),
     ],
 )
@@ -143,7 +188,70 @@ def test_what_a_unit_could_not_bear_is_refused_in_a_sentence(tools, tmp_path, gi
     play = [{"hosts": "localhost", "connection": "local", "gather_facts": False,
              "roles": [{"role": "kvtrial.vllm.nightly"}]}]  # fmt: skip
     (tmp_path / "play.yml").write_text(yaml.safe_dump(play))
-    variables = {"nightly_inventory": "/srv/inventory", "nightly_project": str(ROOT)} | given
+    own = {
+        "nightly_inventory": "/srv/inventory",
+        "nightly_project": str(ROOT),
+        "nightly_directory": f"{tmp_path}/nights",
+    }
+    variables = own | {"ansible_python_interpreter": sys.executable} | given
     done = tools.run("ansible-playbook", str(tmp_path / "play.yml"), "-i", "localhost,", "--tags", "nightly_preflight",
                      "-e", json.dumps(variables))  # fmt: skip
     assert done.returncode != 0 and said in " ".join(done.stdout.split()), done.stdout + done.stderr
+
+
+@pytest.fixture
+def nights(tools, tmp_path):
+    """Parts of the role on this machine that need no systemd; its folder, timer and stamp lie in the test's folder."""
+    (tmp_path / "units").mkdir()
+    (tmp_path / "at").mkdir()
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"g01": {"ansible_host": "g01.example"}}}}))
+    timer = f"{tmp_path}/units/kvtrial-nightly.timer"
+    settings = {
+        "__nightly_name": "kvtrial-nightly",
+        "__nightly_units": f"{tmp_path}/units",
+        "__nightly_stamp": f"{tmp_path}/stamp",
+        "nightly_inventory": f"{tmp_path}/hosts.yml",
+        "nightly_project": str(ROOT),
+        "nightly_venv": str(Path(tools.path("x")).parents[1]),
+        "nightly_directory": f"{tmp_path}/at/nights",
+    }
+    defaults = yaml.safe_load((ROOT / "roles" / "nightly" / "defaults" / "main.yml").read_text())
+    template = {"src": str(ROOT / "roles/nightly/templates/kvtrial-nightly.timer.j2"), "dest": timer, "mode": "0644"}
+    given = {name: defaults[name] for name in ("nightly_on_calendar", "nightly_jitter_seconds")}
+    render = {"ansible.builtin.template": template, "vars": given}
+
+    def play_it(state, *variables):
+        parts = ("folder", "preflight", "install") if state == "present" else ("folder", "remove")
+        tasks = [
+            {"ansible.builtin.include_role": {"name": "kvtrial.vllm.nightly", "tasks_from": part}, "vars": settings}
+            for part in parts
+        ]
+        play = {"hosts": "localhost", "connection": "local", "gather_facts": False}
+        play["tasks"] = [*tasks, render] if state == "present" else tasks
+        (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
+        words = ["kvtrial_root=/", f"ansible_python_interpreter={sys.executable}", *variables]
+        return tools.run("ansible-playbook", str(tmp_path / "play.yml"), "-i", "localhost,", "-e", " ".join(words))
+
+    return play_it
+
+
+def test_values_as_they_are_given_on_a_command_line_are_understood(nights, tmp_path):
+    done = nights("present", "nightly_catch_up=false")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Persistent=false" in (tmp_path / "units" / "kvtrial-nightly.timer").read_text()
+    folder = tmp_path / "at" / "nights"
+    assert (folder / ".kvtrial-nightly").is_file()
+    (folder / "artifacts" / "20260101").mkdir()
+    (tmp_path / "stamp").touch()
+    (tmp_path / "units" / "kvtrial-nightly.timer").unlink()
+    done = nights("absent", "nightly_purge=false")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (tmp_path / "stamp").exists(), "nights set up again later would begin with one that was missed"
+    assert sorted(path.name for path in folder.iterdir()) == [".kvtrial-nightly", "artifacts"]
+    (folder / "mine.txt").write_text("x")
+    done = nights("absent", "nightly_purge=true")
+    assert f"not made by this role and left in {folder}: mine.txt" in done.stdout, done.stdout
+    assert sorted(path.name for path in folder.iterdir()) == [".kvtrial-nightly", "mine.txt"]
+    (folder / "mine.txt").unlink()
+    assert nights("absent", "nightly_purge=yes").returncode == 0
+    assert not folder.exists()

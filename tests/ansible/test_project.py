@@ -343,7 +343,7 @@ def test_what_the_memory_cant_hold_is_refused_before_anything_is_installed(facts
 
 
 def test_the_experiment_looks_at_the_memory_before_it_installs_anything():
-    plays = {play["name"]: play for play in load(ROOT / "playbooks" / "experiment.yml")}
+    plays = {play["name"]: play for play in load(ROOT / "playbooks" / "prepare.yml")}
     names = list(plays)
     assert names.index("Look at the hosts") < names.index("Prepare the hosts")
     (check,) = plays["Look at the hosts"]["tasks"]
@@ -413,6 +413,8 @@ def collection(tmp_path_factory, tools) -> list[str]:
     "name",
     [
         "playbooks/experiment.yml",
+        "playbooks/measure.yml",
+        "playbooks/prepare.yml",
         "playbooks/protocols/offload_return.yml",
         "roles/preflight/tasks/main.yml",
         "plugins/modules/campaign.py",

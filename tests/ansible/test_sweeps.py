@@ -91,6 +91,18 @@ def test_a_pause_is_bounded(value):
         pause_seconds(value)
 
 
+@pytest.mark.parametrize(("hosts", "pause", "visited"), [(1, 60, 60), (99, 300, 300), (1000, 300, 500)])
+def test_the_planner_is_told_how_often_a_controller_comes_by(tmp_path, tools, hosts, pause, visited):
+    (tmp_path / "group_vars" / "all").mkdir(parents=True)
+    (tmp_path / "group_vars" / "all" / "00-pins.yml").symlink_to(tools.root / "group_vars" / "all" / "pins.yml")
+    (tmp_path / "hosts.ini").write_text("".join(f"h{n}\n" for n in range(hosts)))
+    done = tools.run("ansible", "h0", "-i", str(tmp_path), "-c", "local", "-m", "ansible.builtin.debug",
+                     "-a", "var=kvtrial_host_inputs.visited_every_seconds",
+                     "-e", f"kvtrial_sweep_longest_seconds={pause} kvtrial_root=/ playbook_dir=/",
+                     ANSIBLE_STDOUT_CALLBACK="ansible.builtin.minimal")  # fmt: skip
+    assert re.search(rf"visited_every_seconds\W+{visited}\b", done.stdout), done.stdout + done.stderr
+
+
 @pytest.fixture
 def fleet(tmp_path: Path):
     """Two hosts on this machine, each with a state directory and a plan of its own."""
@@ -139,6 +151,21 @@ def test_hosts_are_followed_to_their_end_and_a_killed_program_is_started_again(f
     assert len(re.findall(r"^h1  \S", done.stdout, re.MULTILINE)) == 2
     assert "Ask the host program" not in done.stdout
     assert "included:" not in done.stdout
+
+
+def test_a_program_that_is_started_again_does_not_find_the_word_of_a_visit_of_hours_ago(fleet: Path, tools):
+    for host in ("h1", "h2"):
+        folder = fleet / host / "campaigns" / "c1"
+        folder.mkdir(parents=True)
+        (folder / "heartbeat").write_text("-40000.0\n")
+    program = (fleet / "kvtrial-host").read_text()
+    noted = program.replace('"starts", "a") as file:', '"starts", "a") as file, open(folder / "found", "w") as found:'
+                            "\n        found.write(beat())")  # fmt: skip
+    assert noted != program
+    (fleet / "kvtrial-host").write_text(noted)
+    done = tools.run("ansible-playbook", "-i", str(fleet / "hosts.json"), str(fleet / "play.yml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert float((fleet / "h1" / "campaigns" / "c1" / "found").read_text()) > 0
 
 
 def test_a_host_where_another_campaign_runs_is_refused(fleet: Path, tools):
@@ -200,3 +227,33 @@ def test_purging_removes_what_is_ours_and_nothing_else(stopped: Path, tools):
     again = tools.run(*command)
     assert again.returncode == 0, again.stdout
     assert "changed=0" in again.stdout
+
+
+FOLLOW = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.import_role: {name: kvtrial.vllm.trial, tasks_from: follow}
+"""
+DEAF = """#!/bin/sh
+echo x >> "$(dirname "$0")/attempts"
+sleep 3
+exit 255
+"""
+
+
+def test_a_host_is_given_up_by_the_clock_and_an_attempt_takes_its_time_too(fleet: Path, tools):
+    """Four seconds a sweep, one of them the pause: by the pauses alone it would be given up at the sixth or later."""
+    (fleet / "follow.yml").write_text(FOLLOW)
+    (fleet / "deaf").write_text(DEAF)
+    (fleet / "deaf").chmod(0o755)
+    given = {"ansible_connection": "ssh", "ansible_ssh_executable": str(fleet / "deaf"), "trial_lost_after_seconds": 6,
+             "trial_silent_since": 1.0}  # fmt: skip
+    inventory = json.loads((fleet / "hosts.json").read_text())
+    inventory["all"]["hosts"]["h2"] |= given
+    (fleet / "hosts.json").write_text(json.dumps(inventory))
+    done = tools.run("ansible-playbook", "-i", str(fleet / "hosts.json"), str(fleet / "follow.yml"), "--limit", "h2")
+    assert done.returncode != 0
+    silent = re.search(r"h2: out of reach for (\d+) s \(kvtrial_lost_after_seconds=6\)", done.stdout)
+    assert silent and int(silent[1]) >= 6, done.stdout
+    assert (fleet / "attempts").read_text().count("x") < 6

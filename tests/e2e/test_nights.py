@@ -45,7 +45,8 @@ class Nights:
             "kvtrial_pairs": 2,
             "kvtrial_fetch": "summary",
             "kvtrial_history_store": self.store,
-            "kvtrial_history_arguments": ["--night", date],
+            "kvtrial_night": date,
+            "kvtrial_noise_protocol": str(ROOT / "tests" / "e2e" / "standin_noise.yml"),
         }
         (self.folder / "env" / "extravars").write_text(json.dumps(extra))
         done = subprocess.run(
@@ -73,11 +74,13 @@ def test_three_nights_the_last_slower_then_one_skipped_and_one_that_fails(standi
         assert "INCONCLUSIVE: " in output.partition("PLAY RECAP")[2]
         told.append(handed_on)
     assert len({night["kvtrial_campaign"] for night in told}) == 3
+    assert all(night["kvtrial_noise_campaign"].startswith("aa_noise-") for night in told)
     if HAS_HISTORY:
         alarms = [[line for line in n["kvtrial_history"] if "ALARM" in line and "TTFT" in line] for n in told]
         assert alarms[0] == alarms[1] == []
         assert "rose" in alarms[2][0] and "on 3 Jan; vllm_lock" in alarms[2][0], told[2]
         assert told[2]["kvtrial_history_alarm"]
+        assert any(line.startswith("noise of h1, ") for line in told[0]["kvtrial_history"]), told[0]
 
     foreign = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", "vllm serve other"])
     try:

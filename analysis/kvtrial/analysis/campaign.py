@@ -12,6 +12,7 @@ results/latest                          link to the newest that something was fe
 """
 
 import hashlib
+import itertools
 import math
 import os
 import platform
@@ -51,6 +52,7 @@ from kvtrial.record.plan import Plan, canonical_json, files_of_traces, plan_sha2
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import PhaseRecord, RunRecord
 from kvtrial.record.store import (
+    FOR_OTHERS,
     PACKED_RECORD,
     RECORD,
     SUMMARY_ONLY,
@@ -312,11 +314,7 @@ def _margin(protocol: Protocol, sizes: dict[str, Any]) -> str:
 
 def _create(results: Path, request: Request, plan: Plan, digest: str) -> Campaign:
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    name = f"{plan.protocol.name}-{stamp}"
-    suffix = 1
-    while (results / name).exists():
-        suffix += 1
-        name = f"{plan.protocol.name}-{stamp}-{suffix}"
+    name = _new_folder(results, f"{plan.protocol.name}-{stamp}")
     campaign = Campaign(
         schema_version=SCHEMA_VERSION,
         campaign=name,
@@ -329,15 +327,27 @@ def _create(results: Path, request: Request, plan: Plan, digest: str) -> Campaig
             "created_at_utc": stamp,
             "controller_python": platform.python_version(),
             "install_seconds": request.install_seconds,
+            **({"night": request.night} if request.night else {}),
         },
         own_hit_share=request.own_hit_share,
         prices=request.prices,
         asked=_asked(request),
         command=request.command,
     )  # fmt: skip
-    (results / name).mkdir()
     write_atomically(results / name / "campaign.json", msgspec.json.format(msgspec.json.encode(campaign), indent=1))
     return campaign
+
+
+def _new_folder(results: Path, name: str) -> str:
+    """Make the campaign's folder; its name, with -2, -3 where others took it: controllers may share the folder."""
+    for suffix in itertools.count(1):
+        chosen = name if suffix == 1 else f"{name}-{suffix}"
+        try:
+            (results / chosen).mkdir()
+        except FileExistsError:
+            continue
+        return chosen
+    raise AssertionError
 
 
 def _asked(request: Request) -> Asked:
@@ -793,7 +803,7 @@ def campaign_seconds_of(directory: Path) -> float | None:
 def write_verdict(directory: Path, verdict: Verdict) -> None:
     """Write verdict.json and metrics.prom."""
     write_atomically(directory / "verdict.json", msgspec.json.format(msgspec.json.encode(verdict), indent=1))
-    write_atomically(directory / "metrics.prom", to_textfile(verdict).encode())
+    write_atomically(directory / "metrics.prom", to_textfile(verdict).encode(), FOR_OTHERS)
 
 
 @disk_errors_said()

@@ -12,16 +12,21 @@ from statistics import median
 from kvtrial.record.record import RunRecord
 
 SETTINGS = (
-    "driver", "kernel", "vllm", "vllm_lock", "model", "model_revision", "clocks_max_sm_mhz", "governor",
+    "driver", "kernel", "vllm", "vllm_lock", "model", "model_revision", "clocks_max_sm_mhz",
+    "clocks_application_mhz", "power_limit_watts", "ecc_mode", "gpu_mhz_at_work", "governor",
     "persistence_mode", "mig_mode", "gpu", "gpu_memory", "cpu", "cpus", "transparent_hugepages", "clock_source", "os",
     "python", "kvtrial", "control_launch",
 )  # fmt: skip
 """Pins and settings, the likelier cause first."""
+MEASURED = ("gpu_mhz_at_work",)
+"""Of SETTINGS what was measured: nothing else tells clocks that are locked. It differs beyond a tolerance."""
 CLOCK_TOLERANCE_SHARE = 0.05
 FOREIGN_TOLERANCE_PERCENT = 5.0
 _OF_GPU = {
     "gpu": "name", "gpu_memory": "memory.total", "clocks_max_sm_mhz": "clocks.max.sm",
-    "persistence_mode": "persistence_mode", "mig_mode": "mig.mode.current",
+    "clocks_application_mhz": "clocks.applications.graphics", "power_limit_watts": "power.limit",
+    "ecc_mode": "ecc.mode.current", "persistence_mode": "persistence_mode",
+    "mig_mode": "mig.mode.current",
 }  # fmt: skip
 
 
@@ -57,6 +62,8 @@ def settings_of(records: Sequence[RunRecord], control: str) -> dict[str, str]:
         if record.arm == control:
             launch = json.dumps([record.launch.argv, record.launch.env], sort_keys=True)
             say("control_launch", hashlib.sha256(launch.encode()).hexdigest()[:12])
+    if (clock := measured_of(records).get("gpu_mhz")) is not None:
+        say("gpu_mhz_at_work", f"{clock:.0f}")
     return {name: ", ".join(sorted(found[name])) for name in SETTINGS if name in found}
 
 
@@ -84,7 +91,7 @@ def likely_causes(
     others = [name for name in settings if name != host]
     alone: list[str] = []
     shared: list[str] = []
-    for name in SETTINGS:
+    for name in (name for name in SETTINGS if name not in MEASURED):
         mine = settings[host].get(name)
         theirs = Counter(settings[other][name] for other in others if name in settings[other])
         if mine is None or not theirs:
@@ -125,5 +132,12 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tu
     return {
         name: (before.get(name, "not told"), after.get(name, "not told"))
         for name in names
-        if before.get(name) != after.get(name)
+        if _differ(name, before.get(name), after.get(name))
     }
+
+
+def _differ(name: str, was: str | None, now: str | None) -> bool:
+    """Whether a setting changed. Of a measured one, beyond the tolerance, and where both nights tell it."""
+    if name not in MEASURED:
+        return was != now
+    return was is not None and now is not None and _clock_is_far(float(now), float(was))

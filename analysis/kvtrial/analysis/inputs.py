@@ -1,6 +1,7 @@
 """What the inventory and the command line give: a request, and each host's settings and facts, checked on entry."""
 
 import re
+from datetime import date
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -39,7 +40,8 @@ class HostInput(Struct, frozen=True, forbid_unknown_fields=True):
 
     `connector_extra_keys`: keys that an out-of-tree spec of the user's reads in the connector's extra configuration.
     `smaller_model`: what an arm serves that asks for it; its name and its range of token ids count for nothing, since
-    all arms are sent the same.
+    all arms are sent the same. `visited_every_seconds`: the longest pause between two sweeps of the controller, and the
+    time that a sweep over so many hosts takes.
     """
 
     may_be_disturbed: bool
@@ -58,6 +60,7 @@ class HostInput(Struct, frozen=True, forbid_unknown_fields=True):
     ram_reserve_bytes: int | None = None
     limits: dict[str, float] = {}
     if_controller_gone: IfControllerGone = "continue"
+    visited_every_seconds: float = 60.0
     client_cpus: str = "auto"
     supervisor: Supervisor = "process"
     facts: dict[str, Any] = {}
@@ -69,7 +72,8 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
 
     `trace`: the file of requests to replay, relative to `working_dir`, where the user stands. `ladder`, `objectives`
     and `prices` are for protocols with a ladder: its levels, objectives by name beside or over the protocol's,
-    and what the user pays. `command`: what was typed, without secrets.
+    and what the user pays. `command`: what was typed, without secrets. `night`: the date of the night that the campaign
+    is of, YYYY-MM-DD where the controller is; empty for one that is of none.
     """
 
     protocol: str
@@ -92,6 +96,7 @@ class Request(Struct, frozen=True, forbid_unknown_fields=True):
     objectives: dict[str, Objective] = {}
     prices: Prices | None = None
     command: list[str] = []
+    night: str = ""
 
 
 def read_request(raw: dict[str, Any]) -> Request:
@@ -102,6 +107,8 @@ def read_request(raw: dict[str, Any]) -> Request:
         raise UnusableInput(
             f"kvtrial_own_hit_share={request.own_hit_share} must be a share from 0 to 1, such as 0.3 for 30 %."
         )
+    if request.night:
+        _refuse_night(request.night)
     if request.prices is not None:
         refuse_prices(request.prices)
     refuse_objectives(request.objectives, "kvtrial_objectives")
@@ -146,6 +153,16 @@ def read_request(raw: dict[str, Any]) -> Request:
     if not request.hosts:
         raise UnusableInput("no host is left to run on; name at least one in the inventory, or widen --limit.")
     return request
+
+
+def _refuse_night(night: str) -> None:
+    """Raise UnusableInput unless it is a date."""
+    try:
+        if date.fromisoformat(night).isoformat() == night:
+            return
+    except ValueError:
+        pass
+    raise UnusableInput(f"kvtrial_night={night} is no date; give the night's, as 2026-11-14.")
 
 
 def _with_chosen_sizes(request: Request) -> Request:

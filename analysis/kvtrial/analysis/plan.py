@@ -96,6 +96,9 @@ ASSUMED_LOG_RATIO_SD = {"cpu": 0.15, "cuda": 0.04}
 ASSUMED_START_SECONDS = {"cpu": 18.0, "cuda": 75.0}
 ASSUMED_STEP_SECONDS = {"cpu": 0.0025, "cuda": 0.01}
 ASSUMED_TOKENS_PER_SECOND = {"cpu": 2000.0, "cuda": 30000.0}
+LEAST_CONTROLLER_GONE_SECONDS = 180.0
+VISITS_MISSED = 3
+"""A controller is taken to be gone when it has not come by for the time of so many visits."""
 DEFAULT_LIMITS = {
     "start_timeout_seconds": 600.0,
     "stop_timeout_seconds": 60.0,
@@ -103,7 +106,6 @@ DEFAULT_LIMITS = {
     "request_timeout_seconds": 600.0,
     "deadlock_seconds": 30.0,
     "max_pair_gap_seconds": 1800.0,
-    "controller_gone_seconds": 180.0,
     "disk_reserve_bytes": float(GIB),
 }
 
@@ -409,7 +411,9 @@ def _host_plan(
     seconds = _seconds(runs, needs, host.backend) + sum(
         answer_seconds(run.phases, ASSUMED_STEP_SECONDS[host.backend]) for run in runs if not run.spare
     )
-    limits = {**DEFAULT_LIMITS, "deadline_seconds": max(1800.0, 3 * seconds), **host.limits}
+    silence = max(LEAST_CONTROLLER_GONE_SECONDS, VISITS_MISSED * host.visited_every_seconds)
+    computed = {"deadline_seconds": max(1800.0, 3 * seconds), "controller_gone_seconds": silence}
+    limits = {**DEFAULT_LIMITS, **computed, **host.limits}
     allowed = [name for name in Limits.__struct_fields__ if name != "foreign_cpu_share_max"]
     if unknown := set(limits) - set(allowed):
         raise UnusableInput(f"limit {sorted(unknown)[0]} is not known; kvtrial_limits takes {', '.join(allowed)}.")
@@ -418,6 +422,7 @@ def _host_plan(
             raise UnusableInput(
                 f"limit {limit}={value} of kvtrial_limits must be above 0; give seconds, bytes or a share."
             )
+    _refuse_short_silence(name, host, float(limits["controller_gone_seconds"]))
     limits |= {"ram_reserve_bytes": _ram_reserve(host), "engine_ram_bytes": _engine_ram(host, protocol)}
     limits["disk_reserve_bytes"] = int(limits["disk_reserve_bytes"])
     plan = HostPlan(
@@ -440,6 +445,17 @@ def _host_plan(
         arm_models={arm: model_of(host_of_arm(host, spec).model) for arm, spec in protocol.arms.items() if spec.model},
     )
     return plan, seconds
+
+
+def _refuse_short_silence(name: str, host: HostInput, silence: float) -> None:
+    """Raise UnusableInput where a host program would take a controller that is at work for gone."""
+    least = VISITS_MISSED * host.visited_every_seconds
+    if host.if_controller_gone == "stop" and silence < least:
+        raise UnusableInput(
+            f"host {name}: controller_gone_seconds={silence:g} of kvtrial_limits would end a host program beside a "
+            f"controller that comes by every {host.visited_every_seconds:g} s (kvtrial_sweep_longest_seconds, and the "
+            f"time of a sweep); give {least:g} or more, or shorter pauses."
+        )
 
 
 def _refuse_gpus(name: str, host: HostInput, launches: dict[str, Launch]) -> None:

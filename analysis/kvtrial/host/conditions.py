@@ -11,6 +11,8 @@ from kvtrial.record.record import Conditions
 
 GPU_FIELDS = ("name", "uuid", "driver_version", "memory.total", "clocks.sm", "clocks.max.sm", "persistence_mode",
               "mig.mode.current", "clocks_event_reasons.active")  # fmt: skip
+GPU_CHOICES = ("clocks.applications.graphics", "power.limit", "ecc.mode.current")
+"""What somebody may have set on a GPU. Asked apart: a driver that lacks one of them refuses the whole question."""
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -130,6 +132,13 @@ def boot_id() -> str:
 def read_conditions() -> Conditions:
     """The conditions now."""
     gpus = nvidia_smi(*GPU_FIELDS)
+    chosen = nvidia_smi(*GPU_CHOICES)
+    if len(chosen) == len(gpus):
+        # "[N/A]", "[Not Supported]" and the like are no value.
+        gpus = [
+            gpu | {name: value for name, value in more.items() if not value.startswith("[")}
+            for gpu, more in zip(gpus, chosen, strict=True)
+        ]
     return Conditions(
         cpu_model=_cpu_model(),
         cpus=os.cpu_count() or 1,

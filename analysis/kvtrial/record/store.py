@@ -17,17 +17,23 @@ SUMMARY_ONLY = "summary-only"
 """A file in a fetched run of which the record came alone: the files that the record names are still on the host."""
 
 
-def write_atomically(path: Path, content: bytes) -> str:
+FOR_OTHERS = 0o644
+"""The mode of a file that another account reads, whatever the umask."""
+
+
+def write_atomically(path: Path, content: bytes, mode: int | None = None) -> str:
     """Write `content` to `path` by a temporary file, fsync and rename; return its sha256 in hex.
 
-    A reader sees the old file or the new one, never a part. Raises OSError (disk full, no permission) and leaves no
-    temporary file behind then.
+    `mode`: of the file; without it as the umask says. A reader sees the old file or the new one, never a part. Raises
+    OSError (disk full, no permission) and leaves no temporary file behind then.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(content)
             file.flush()
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError:

@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import tarfile
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -67,6 +68,37 @@ def status(directory, capsys, *more) -> tuple[int, str, str]:
     out = capsys.readouterr()
     assert "Traceback" not in out.out + out.err
     return code, out.out, out.err
+
+
+def test_two_controllers_that_plan_in_one_second_have_a_campaign_each(tmp_path, monkeypatch):
+    """Slices of AWX share the folder: the other's is made between the look and the making."""
+    asked = {**request(), "results_dir": str(tmp_path / "results"), "new_campaign": True}
+    first = campaign.prepare(asked)
+    monkeypatch.setattr(campaign, "datetime", Frozen)
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    names = [campaign.prepare(asked)["campaign"] for _ in range(3)]
+    assert names == ["offload_return-20261114T010000Z" + suffix for suffix in ("", "-2", "-3")]
+    assert first["campaign"] not in names
+
+
+class Frozen:
+    """A wall clock that stands."""
+
+    @staticmethod
+    def now(zone):
+        return datetime(2026, 11, 14, 1, tzinfo=zone)
+
+
+def test_a_campaign_of_a_night_says_its_date_and_no_other_says_one(tmp_path):
+    asked = {**request(), "results_dir": str(tmp_path / "results"), "new_campaign": True}
+    told = [
+        campaign.read_campaign(Path(campaign.prepare({**asked, "night": night})["directory"])).provenance.get("night")
+        for night in ("2026-11-14", "")
+    ]
+    assert told == ["2026-11-14", None]
+    for wrong in ("14 Nov", "2026-11-31", "20261114"):
+        with pytest.raises(UnusableInput, match=f"kvtrial_night={wrong} is no date"):
+            campaign.prepare({**asked, "night": wrong})
 
 
 def test_analyze_ends_with_0_3_4_and_2(tmp_path, capsys):

@@ -55,6 +55,14 @@ def refusal(**changes) -> str:
     return sentence
 
 
+@pytest.mark.parametrize(("visited", "gone"), [(60, 180), (15, 180), (300, 900), (500, 1500)])
+def test_a_controller_is_gone_only_when_it_missed_three_visits(visited, gone):
+    planned = plan(if_controller_gone="stop", visited_every_seconds=visited)
+    assert planned.hosts[0].limits.controller_gone_seconds == gone
+    # Where nobody ends for it, a limit of one's own is taken as it is.
+    assert plan(visited_every_seconds=visited, limits={"controller_gone_seconds": 1.0})
+
+
 def test_a_key_that_is_declared_for_a_spec_of_one_s_own_is_taken():
     config = {"spec_module_path": "mine", "knob": 5, "block_sizes": 1}
     planned = plan(connector_extra_config=config, connector_extra_keys=["knob", "block_sizes"])
@@ -220,6 +228,10 @@ REFUSALS = [
     ({"protocol": "/tmp"}, ["/tmp", "no such file"]),
     ({"engine_env": {"A": 5}}, ["engine_env.A=5", "kvtrial_engine_env in"]),
     ({"limits": {"deadline_seconds": "soon"}}, ["limits.deadline_seconds='soon'", "kvtrial_limits in"]),
+    (
+        {"if_controller_gone": "stop", "visited_every_seconds": 500, "limits": {"controller_gone_seconds": 900}},
+        ["controller_gone_seconds=900", "every 500 s", "give 1500 or more"],
+    ),
     ({"hosts": {"a/b": {}}}, ["'a/b'", "slash"]),
     ({"hosts": {".hidden": {}}}, ["'.hidden'", "dot"]),
     ({"hosts": {"a\0b": {}}}, ["NUL"]),

@@ -21,4 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--textfile", type=Path, metavar="FILE.prom", help="write alarms for node_exporter")
-    parser.add_argument("--webhook", metavar="URL", help="where alarms are posted as JSON, with retries")
+    parser.add_argument(
+        "--webhook", metavar="URL", help="where alarms are posted as JSON, with retries; - reads it from standard input"
+    )

@@ -1,14 +1,15 @@
 """`kvtrial history`: campaigns into the store, what it says, and alarms.
 
 Exit status: 0 nobody needs to be told of anything, 5 an alarm that was not told before, 6 one that the webhook did not
-take, 2 unusable input.
+take, 7 no such alarm, but the textfile could not be written, 2 unusable input.
 """
 
 import argparse
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import httpx
 import msgspec
@@ -20,13 +21,17 @@ from kvtrial.analysis.history.reading import day, read
 from kvtrial.analysis.history.store import add, check_night
 from kvtrial.analysis.history.told import remember
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.store import write_atomically
+from kvtrial.record.store import FOR_OTHERS, write_atomically
 
 ALARM = 5
 UNDELIVERED = 6
+NO_TEXTFILE = 7
+FROM_STDIN = "-"
 FEW_NIGHTS = "few nights: shown by size, not by test"
-WEBHOOK_ATTEMPTS = 4
+WEBHOOK_ATTEMPTS = 6
 WEBHOOK_FIRST_PAUSE_SECONDS = 1.0
+WEBHOOK_LONGEST_PAUSE_SECONDS = 60.0
+"""Also where the server asks for more: the alarms are posted again the next time."""
 WEBHOOK_TIMEOUT_SECONDS = 10.0
 
 
@@ -41,8 +46,9 @@ def command(options: argparse.Namespace) -> int:
         check_night(options.night)
     if options.newest < 0:
         raise UnusableInput(f"--newest {options.newest} is no number of nights; give 0 or more.")
-    if options.webhook is not None:
-        check_url(options.webhook)
+    url = sys.stdin.readline().strip() if options.webhook == FROM_STDIN else options.webhook
+    if url is not None:
+        check_url(url)
     for campaign in options.add:
         done = add(options.store, campaign, options.night)
         print(
@@ -54,20 +60,32 @@ def command(options: argparse.Namespace) -> int:
     history = read(options.store, options.host, options.protocol, options.newest)
     as_json = msgspec.json.format(msgspec.json.encode(history), indent=1).decode
     print(as_json() if options.json else "\n".join(lines(history)))
-    if options.textfile is not None:
-        try:
-            write_atomically(options.textfile, to_textfile(history).encode())
-        except OSError as error:
-            raise UnusableInput(
-                f"--textfile {options.textfile} can't be written ({error.strerror}); name a file in a folder that is "
-                f"there and may be written to."
-            ) from None
-    if history.new_alarms and options.webhook is not None and (why := post(options.webhook, history)):
-        print(why, file=sys.stderr)
-        return UNDELIVERED
-    if options.newest and (options.add or options.webhook is not None):
+    # First what somebody waits for: a folder that is missing must keep no alarm back. What no webhook took stays new.
+    why = post(url, history.new_alarms) if url is not None and history.new_alarms else ""
+    if why:
+        print(f"{why} They are posted again the next time.", file=sys.stderr)
+    elif options.newest and (options.add or url is not None):
         remember(options.store, history.changes, history.nights)
-    return ALARM if history.new_alarms else 0
+    written = options.textfile is None or _write_textfile(options.textfile, history)
+    if why:
+        return UNDELIVERED
+    if history.new_alarms:
+        return ALARM
+    return 0 if written else NO_TEXTFILE
+
+
+def _write_textfile(path: Path, history: History) -> bool:
+    """Whether the file could be written; if not, the reason is printed."""
+    try:
+        write_atomically(path, to_textfile(history).encode(), FOR_OTHERS)
+    except OSError as error:
+        print(
+            f"--textfile {path} can't be written ({error.strerror}); name a file in a folder that is there and may be "
+            f"written to.",
+            file=sys.stderr,
+        )
+        return False
+    return True
 
 
 def lines(history: History) -> Iterator[str]:
@@ -148,39 +166,49 @@ def to_textfile(history: History) -> str:
 
 
 def check_url(url: str) -> None:
-    """Raise UnusableInput unless it is an http or https URL."""
+    """Raise UnusableInput unless it is an http or https URL. It may hold a secret, and is not repeated."""
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, TypeError):
         parsed = httpx.URL("")
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise UnusableInput(
-            f"--webhook {url!r} is no URL that can be posted to; give one that begins with https:// or http://."
+            "what --webhook gives is no URL that can be posted to; give one that begins with https:// or http://."
         )
 
 
-def post(url: str, history: History, first_pause_seconds: float = WEBHOOK_FIRST_PAUSE_SECONDS) -> str:
-    """Post the new alarms as JSON, trying again after 1, 2 and 4 s; why it failed in a sentence, or nothing.
+def post(url: str, alarms: Sequence[ChangePoint], first_pause_seconds: float = WEBHOOK_FIRST_PAUSE_SECONDS) -> str:
+    """Post alarms as JSON, trying again for half a minute; why it failed in one sentence, empty where it did not.
 
-    `{"text": one line an alarm, "alarms": [ChangePoint…]}`: chat services show `text`.
+    `{"text": one line an alarm, "alarms": [ChangePoint…]}`: chat services show `text`. Between attempts pass 1, 2, 4, 8
+    and 16 s, or what the server's Retry-After asks for, up to a minute.
     """
-    alarms = history.new_alarms
     body = msgspec.json.encode({"text": "\n".join(change.sentence for change in alarms), "alarms": alarms})
-    why = ""
+    why, asked = "", 0.0
     for attempt in range(WEBHOOK_ATTEMPTS):
         if attempt:
-            time.sleep(first_pause_seconds * 2 ** (attempt - 1))
+            pause = max(first_pause_seconds * 2 ** (attempt - 1), asked)
+            time.sleep(min(pause, WEBHOOK_LONGEST_PAUSE_SECONDS))
         try:
             answer = httpx.post(
                 url, content=body, headers={"content-type": "application/json"}, timeout=WEBHOOK_TIMEOUT_SECONDS
             )
         except httpx.HTTPError as error:
-            why = f"{type(error).__name__}: {error}"
+            why, asked = f"{type(error).__name__}: {error}", 0.0
             continue
         if answer.is_success:
             return ""
-        why = f"status {answer.status_code}"
+        why, asked = f"status {answer.status_code}", _retry_after_seconds(answer)
+        if answer.is_redirect:
+            why += ", a redirect; give the address that it leads to"
+            break
         if answer.is_client_error and answer.status_code not in (408, 425, 429):
             break
     host = httpx.URL(url).host
     return f"the webhook at {host} did not take the {len(alarms)} alarms ({why}); they stand above."
+
+
+def _retry_after_seconds(answer: httpx.Response) -> float:
+    """What Retry-After asks for in seconds; 0 without it, and where it is a date."""
+    text = answer.headers.get("retry-after", "")
+    return float(text) if text.isascii() and text.isdigit() else 0.0

@@ -1,0 +1,89 @@
+#!/usr/bin/python
+# Licensed under the Apache License, Version 2.0
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: host_retire
+short_description: Remove campaigns of older nights from a host
+version_added: "0.1.0"
+description:
+  - Removes the campaigns that are named, where they hold this project's plan, bear that name, and no host program works
+    in them. Everything else stays.
+options:
+  state_dir:
+    description: Where this project keeps what it has on the host; an absolute path below /.
+    type: str
+    required: true
+  campaigns:
+    description: Names of campaigns.
+    type: list
+    elements: str
+    required: true
+attributes:
+  check_mode:
+    description: In check mode it says what would be removed.
+    support: full
+author:
+  - kvtrial
+"""
+
+EXAMPLES = r"""
+- name: Remove a night that the controller keeps no longer
+  kvtrial.vllm.host_retire:
+    state_dir: /var/lib/kvtrial
+    campaigns: [offload_return-20260901T010000Z]
+"""
+
+RETURN = r"""
+removed:
+  description: What was removed, or would be in check mode.
+  returned: success
+  type: list
+  elements: str
+"""
+
+import os
+import shutil
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.kvtrial.vllm.plugins.module_utils import ownership, processes, program_state
+
+
+def due(state_dir, names):
+    """Folders of the campaigns in `names` that this project made here and in which nothing works."""
+    folder = os.path.join(state_dir, "campaigns")
+    busy = {one["campaign"] for one in program_state.running_programs(state_dir)}
+    return [
+        path
+        for path in ownership.made_here(state_dir)
+        if os.path.dirname(path) == folder
+        and os.path.basename(path) in set(names) - busy
+        and processes.read_text(os.path.join(path, "campaign"), 4096).strip() == os.path.basename(path)
+    ]
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "state_dir": {"type": "str", "required": True},
+            "campaigns": {"type": "list", "elements": "str", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    state_dir = module.params["state_dir"]
+    refusal = ownership.refusal_of(state_dir)
+    if refusal:
+        module.fail_json(msg=refusal)
+    paths = due(state_dir, module.params["campaigns"])
+    if not module.check_mode:
+        try:
+            for path in paths:
+                shutil.rmtree(path)
+        except OSError as error:
+            module.fail_json(msg="An older night could not be removed (%s); remove it as its owner." % error)
+    module.exit_json(changed=bool(paths), removed=paths)
+
+
+if __name__ == "__main__":
+    main()

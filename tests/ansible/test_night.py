@@ -1,0 +1,146 @@
+"""playbooks/night.yml before its campaign, what it removes after it, and playbooks/fetch.yml with nothing to fetch."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible_collections.kvtrial.vllm.plugins.modules import host_retire
+from kvtrial.analysis import campaign
+from kvtrial.analysis.retention import RETIRED, retire
+from kvtrial.record.errors import UnusableInput
+
+ROOT = Path(__file__).parents[2]
+LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+DEAD = {"ansible_host": "127.0.0.1", "ansible_port": 1, "ansible_ssh_common_args": "-o ConnectTimeout=2"}
+
+
+@pytest.fixture
+def fleet(tmp_path, tools):
+    """Plays a playbook on an inventory with the pins."""
+    (tmp_path / "inventory" / "group_vars" / "all").mkdir(parents=True)
+    (tmp_path / "inventory" / "group_vars" / "all" / "00-pins.yml").symlink_to(ROOT / "group_vars" / "all" / "pins.yml")
+
+    def play(playbook, hosts, **variables):
+        own = {"kvtrial_state_dir": str(tmp_path / "state"), "kvtrial_backend": "cpu", **variables}
+        inventory = {"all": {"hosts": hosts, "vars": own}}
+        (tmp_path / "inventory" / "hosts.yml").write_text(yaml.safe_dump(inventory))
+        return tools.run("ansible-playbook", f"playbooks/{playbook}", "-i", str(tmp_path / "inventory"))
+
+    return play
+
+
+@pytest.fixture
+def foreign():
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)", "vllm serve other"])
+    yield other
+    other.kill()
+    other.wait()
+
+
+def test_a_night_without_a_host_is_skipped_in_one_sentence_that_names_busy_and_unreachable_ones(fleet, foreign):
+    done = fleet("night.yml", {"h1": LOCAL, "dead": DEAD}, kvtrial_history_store="/nonexistent")
+    said = "The night is skipped: no host is left; others use h1, and dead could not be reached."
+    assert said in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout
+    assert re.search(rf"skipped: h1: another engine runs here, pid [\d, ]*\b{foreign.pid}\b", done.stdout), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"kvtrial_history_arguments": ["--webhook", "https://chat.example/hook-of-ours"]},
+            "give the address as kvtrial_",
+        ),
+        ({"kvtrial_noise_pairs": "two"}, "kvtrial_noise_pairs=two is no whole number from 0"),
+        ({"kvtrial_keep_campaigns": -1}, "kvtrial_keep_campaigns=-1 is no whole number from 0"),
+    ],
+)
+def test_what_a_night_cannot_use_is_refused_before_a_host_is_asked(tools, tmp_path, given, said):
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"dead": DEAD}}}))
+    done = tools.run("ansible-playbook", "playbooks/night.yml", "-i", str(tmp_path), "-e", json.dumps(given))
+    assert done.returncode != 0 and said in " ".join(done.stdout.split()), done.stdout
+    assert "hook-of-ours" not in done.stdout and "unreachable=1" not in done.stdout
+
+
+def made(results: Path, name: str, night: str) -> Path:
+    """A campaign's folder with what its plan is made of left out."""
+    folder = results / name
+    folder.mkdir(parents=True)
+    told = {**json.loads(TEMPLATE), "campaign": name}
+    told["provenance"]["night"] = night
+    (folder / "campaign.json").write_text(json.dumps(told))
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def template(tmp_path_factory):
+    global TEMPLATE
+    sys.path.insert(0, str(ROOT / "tests" / "unit" / "plan"))
+    from test_plan import request
+
+    asked = {**request(), "results_dir": str(tmp_path_factory.mktemp("results"))}
+    TEMPLATE = (Path(campaign.prepare(asked)["directory"]) / "campaign.json").read_text()
+
+
+TEMPLATE = ""
+
+
+def test_older_nights_go_when_one_has_landed_and_nothing_else_goes(tmp_path):
+    results = tmp_path / "results"
+    by_hand = made(results, "offload_return-x", "")
+    for number in (1, 2, 3, 4):
+        names = (f"offload_return-{number}", f"aa_noise-{number}")
+        tonight = [made(results, name, f"2026-11-0{number}") for name in names]
+        if number == 3:
+            continue  # it never landed, and may be gone on with
+        gone = retire([str(folder) for folder in tonight], keep_nights=2)
+    assert gone == ["offload_return-1", "aa_noise-1"]
+    left = sorted(path.name for path in results.iterdir())
+    kept = [f"{protocol}-{night}" for protocol in ("aa_noise", "offload_return") for night in (2, 3, 4)]
+    assert left == sorted([*kept, by_hand.name, RETIRED])
+    # Cut off after they were named: the rest is removed the next time, and hosts are told again.
+    (results / "offload_return-4").rename(results / ".retired-offload_return-4")
+    assert retire([str(results / "aa_noise-4")], keep_nights=1) == [
+        "offload_return-2", "aa_noise-2", "offload_return-1", "aa_noise-1",
+    ]  # fmt: skip
+    assert not list(results.glob(".retired-*"))
+
+
+def test_the_newest_by_the_link_stays_and_keeping_none_is_refused(tmp_path):
+    results = tmp_path / "results"
+    old, new = made(results, "a-1", "2026-11-01"), made(results, "a-2", "2026-11-02")
+    (results / "latest").symlink_to("a-1")
+    retire([str(old)], keep_nights=1)
+    assert retire([str(new)], keep_nights=1) == []
+    assert old.is_dir()
+    with pytest.raises(UnusableInput, match="kvtrial_keep_campaigns=0 keeps no night"):
+        retire([str(new)], keep_nights=0)
+
+
+def test_a_host_removes_the_campaigns_that_are_named_and_its_own(tmp_path):
+    for name in ("c-1", "c-2", "c-3", "notes"):
+        (tmp_path / "campaigns" / name).mkdir(parents=True)
+    for name in ("c-1", "c-2", "c-3"):
+        (tmp_path / "campaigns" / name / "plan.json").write_text('{"schema_version": "1.0"}')
+    for name, word in (("c-1", "c-1"), ("c-2", "other"), ("c-3", "c-3")):
+        (tmp_path / "campaigns" / name / "campaign").write_text(f"{word}\n")
+    # c-2 does not bear its name, c-3 is not named, notes are somebody's.
+    assert host_retire.due(str(tmp_path), ["c-1", "c-2", "notes", "../.."]) == [str(tmp_path / "campaigns" / "c-1")]
+
+
+def test_fetching_from_hosts_that_have_nothing_of_the_campaign_fails_and_names_them(fleet, tmp_path):
+    folder = made(tmp_path / "results", "offload_return-9", "2026-11-09")
+    planned = json.loads(TEMPLATE)["plan"]["hosts"][0]["host"]
+    done = fleet("fetch.yml", {"other": LOCAL}, kvtrial_fetch_campaign=str(folder))
+    assert done.returncode != 0
+    assert "other: left out, it is no host of offload_return-9." in done.stdout, done.stdout
+    assert f"{planned}: left out, of the campaign but not in this inventory." in done.stdout
+    assert f"Nothing was fetched of offload_return-9: its hosts are {planned};" in done.stdout.strip().splitlines()[-1]
+    done = fleet("fetch.yml", {planned: LOCAL}, kvtrial_fetch_campaign=str(folder))
+    assert done.returncode != 0
+    assert f"{planned}: left out, the host program is not installed there any more" in done.stdout
