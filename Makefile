@@ -23,6 +23,7 @@ setup: .venv/setup-done
 
 test-setup: .venv/test-done
 	$(call end_with,$(CAUSE)-test,.venv/test-done)
+	@tests/install_browser.sh
 
 .venv/test-done: .venv/setup-done $(wildcard requirements/test-*.txt) | setup
 	$(call keep,$(CAUSE)-test,requirements/install.sh test)

@@ -1,7 +1,8 @@
 """Packages that tests take from npm (axe-core, Grafana's schema, TypeScript), by the lock in tests/npm and its hashes.
 
-They land in .kvtrial/npm and are kept for the next run. Where there is no npm, or it brings nothing within a minute,
-who asks is told why and skips: these checks look at what is made, none of it is in the product.
+They land in .kvtrial/npm and are kept. Where there is no npm (tests/install_browser.sh brings it where it can), or it
+brings nothing within a minute, who asks is told why and skips: these checks look at what is made, none of it is in the
+product.
 """
 
 import functools
@@ -14,6 +15,12 @@ ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "tests" / "npm"
 INSTALLED = ROOT / ".kvtrial" / "npm"
 TIMEOUT_SECONDS = 60
+
+
+def why_missing() -> str:
+    """Why tests/install_browser.sh did not bring what is missing."""
+    told = ROOT / ".kvtrial" / "no-browser"
+    return told.read_text().strip() if told.is_file() else "tests/install_browser.sh brings it where it can"
 
 
 class NotThereError(Exception):
@@ -29,7 +36,7 @@ def node_modules() -> Path:
         return INSTALLED / "node_modules"
     npm = shutil.which("npm")
     if npm is None:
-        raise NotThereError("there is no npm here")
+        raise NotThereError(f"there is no npm here: {why_missing()}")
     INSTALLED.mkdir(parents=True, exist_ok=True)
     for name in ("package.json", "package-lock.json"):
         shutil.copy(LOCK / name, INSTALLED / name)
@@ -49,5 +56,5 @@ def node() -> str:
     """The program node. Raises NotThereError without it."""
     found = shutil.which("node")
     if found is None:
-        raise NotThereError("there is no node here")
+        raise NotThereError(f"there is no node here: {why_missing()}")
     return found

@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
+from kvtrial.analysis.breakeven import GAIN_NOT_SHOWN
 from kvtrial.analysis.regime import CHANGE_MARKS
 from kvtrial.record.calibration import NOT_CALIBRATED
-from kvtrial.record.verdict import BreakEven, ComparisonResult, FoundBreakEven, GateResult, TimeBudget, Verdict
+from kvtrial.record.verdict import BreakEven, ComparisonResult, FoundBreakEven, GateResult, TimeBudget, Verdict, Word
 
 NO_RECORD = "has no record of"
 NOT_MEASURED = "not measured"
@@ -519,14 +520,46 @@ def _proof_line(verdict: Verdict) -> str:
     return f"Proof: {gates_text(verdict)}, {runs_text(verdict)}. {said}".rstrip()
 
 
-def break_even_text(break_even: BreakEven | None) -> str | None:
-    """The break-even hit share in words, the one that a sweep found before the one computed; None where none is due."""
+def share_is_told(even: BreakEven | FoundBreakEven, word: Word) -> bool:
+    """Whether a break-even share may stand as one number.
+
+    The verdict has to show a difference, the return a gain, and the interval has to rule some share out.
+    """
+    if even.hit_share is None or even.ci_low is None or even.ci_high is None or GAIN_NOT_SHOWN in even.note:
+        return False
+    return word not in ("INCONCLUSIVE", "INVALID") and is_number(even.hit_share) and spans_less(even)
+
+
+def spans_less(even: BreakEven | FoundBreakEven) -> bool:
+    """Whether the interval of a break-even share rules any share out."""
+    low, high = even.ci_low, even.ci_high
+    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+        return False
+    return low > 0 or high < 1
+
+
+def break_even_text(break_even: BreakEven | None, word: Word = "BETTER") -> str | None:
+    """The break-even hit share in words, the one that a sweep found before the one computed; None where none is due.
+
+    `word`: the verdict. Where it is INCONCLUSIVE no share is named, but the interval that holds it, if there is one.
+    """
     if break_even is None:
         return None
-    computed = _computed_text(break_even)
+    computed = _computed_text(break_even, word)
     if break_even.found is None:
         return computed
-    return f"{found_text(break_even.found)} Computed from a return and a miss by themselves, {computed}"
+    return f"{found_text(break_even.found, word)} Computed from a return and a miss by themselves, {computed}"
+
+
+def _not_told_text(even: BreakEven | FoundBreakEven) -> str:
+    """What stands for a share that is not shown."""
+    if not spans_less(even):
+        return "from which share of returning requests on it pays can't be told"
+    sure = f"{share_text(even.confidence)} interval" if is_number(even.confidence) else "interval"
+    return (
+        "from which share of returning requests on it pays is not shown yet, only where it lies: "
+        f"{share_text(even.ci_low)} to {share_text(even.ci_high)} ({sure})"
+    )
 
 
 def _share_with_interval(share: float, low: float | None, high: float | None, confidence: float | None) -> str:
@@ -538,10 +571,13 @@ def _share_with_interval(share: float, low: float | None, high: float | None, co
     return f"{text} ({sure}interval {share_text(low)} to {share_text(high)})"
 
 
-def found_text(found: FoundBreakEven) -> str:
+def found_text(found: FoundBreakEven, word: Word = "BETTER") -> str:
     """The break-even that a sweep of shares found, in a sentence or two."""
     if found.pays != "above" or found.hit_share is None:
         return f"Found by the sweep: {one_line(found.note)}."
+    if not share_is_told(found, word):
+        text = sentence(f"found by the sweep of {len(found.points)} shares: {_not_told_text(found)}")
+        return f"{text} {sentence(found.note)}".rstrip()
     share = _share_with_interval(found.hit_share, found.ci_low, found.ci_high, found.confidence)
     text = f"found by the sweep of {len(found.points)} shares: it pays when more than {share}"
     if found.minus_computed_low is not None and found.minus_computed_high is not None:
@@ -550,9 +586,11 @@ def found_text(found: FoundBreakEven) -> str:
     return f"{sentence(text)} {sentence(found.note)}".rstrip()
 
 
-def _computed_text(break_even: BreakEven) -> str:
+def _computed_text(break_even: BreakEven, word: Word) -> str:
     if break_even.hit_share is None or not math.isfinite(break_even.hit_share):
         return f"no hit share can be given. {sentence(break_even.note)}".rstrip()
+    if not share_is_told(break_even, word):
+        return f"{_not_told_text(break_even)}. {sentence(break_even.note)}".rstrip()
     share = _share_with_interval(break_even.hit_share, break_even.ci_low, break_even.ci_high, break_even.confidence)
     text = f"it pays when more than {share}"
     gain, cost = break_even.gain_seconds, break_even.cost_seconds
@@ -640,7 +678,7 @@ def ten_lines(verdict: Verdict, directory: str) -> list[str]:
     elsewhere = _labelled("Elsewhere", elsewhere_text(verdict))
     if verdict.tier_budget is not None:
         elsewhere = _labelled("RAM budget", verdict.tier_budget.advice)
-    break_even = _labelled("Break-even", break_even_text(verdict.break_even))
+    break_even = _labelled("Break-even", break_even_text(verdict.break_even, verdict.verdict))
     time, proof = _labelled("Time", time_text(verdict.time_budget)), _proof_line(verdict)
     end = [_labelled("Next", next_text(verdict)), f"Report: {one_line(directory.rstrip('/'))}/report.html"]
     lines: list[str | None]

@@ -20,6 +20,7 @@ from kvtrial.record.verdict import BreakEven, FoundBreakEven, SharePoint
 
 _METRIC = "ttft_median_seconds"
 _MIX_METRIC = "ttft_mean_seconds"
+GAIN_NOT_SHOWN = "the gain is not shown: its interval holds 0"
 LEAST_SHARES = 2
 """A line needs two different shares."""
 
@@ -94,7 +95,7 @@ def _note(cost: Interval, gain: Interval, own_hit_share: float | None, left_out:
     if gain.estimate <= 0:
         return "; ".join(["does not pay at any share: a return is no faster", *said])
     if gain.low <= 0:
-        said.insert(0, "the gain is not shown: its interval holds 0")
+        said.insert(0, GAIN_NOT_SHOWN)
     if cost.estimate <= 0:
         return "; ".join(["no cost shown: any return pays", *said])
     if cost.low <= 0:

@@ -1,7 +1,7 @@
 """A page in a real browser without a window: what it looks like to a reader, asked by a script put into it.
 
-Needs Debian's chromium (or chrome) and takes axe from npm; without them the tests that ask skip with the reason.
-Installing a browser within the tests would take more than the minute that they may: a machine has one or has not.
+Needs a chromium and takes axe from npm: tests/install_browser.sh brings both before the tests where it can. Without
+them the tests that ask skip with the reason that it left.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from from_npm import NotThereError, node_modules
+from from_npm import NotThereError, node_modules, why_missing
 
 PRINTER_SCALE = 72 / 300
 """Points a dot of what Chromium prints with."""
@@ -61,7 +61,7 @@ def browser() -> str:
     """The browser's path; skips the test that asks where there is none."""
     found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if found is None:
-        pytest.skip("there is no chromium here (Debian: apt-get install chromium)")
+        pytest.skip(f"there is no chromium here: {why_missing()}")
     return found
 
 

@@ -1,8 +1,14 @@
+import re
+
 import msgspec
 import pytest
 import report_builder as build
 from kvtrial.analysis import answer
+from kvtrial.analysis.breakeven import GAIN_NOT_SHOWN
+from kvtrial.analysis.report import top
+from kvtrial.analysis.report.words import Words
 from kvtrial.record.verdict import RunCounts, Verdict
+from test_report_page import Page, render
 
 ALL = [build.verdict(), build.inconclusive(), build.invalid(), build.engine_fault()]
 
@@ -170,5 +176,44 @@ def test_durations_read_well(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf")])
 def test_what_is_not_a_number_was_not_measured(value: float | None) -> None:
-    for render in (answer.seconds_text, answer.bytes_text, answer.share_text, answer.number_text, answer.p_text):
-        assert render(value) == "not measured"
+    for said in (answer.seconds_text, answer.bytes_text, answer.share_text, answer.number_text, answer.p_text):
+        assert said(value) == "not measured"
+
+
+@pytest.mark.parametrize("language", ["en", "ru"])
+def test_under_an_inconclusive_verdict_no_break_even_share_is_named(language: str) -> None:
+    words = Words(language)
+    verdict = build.inconclusive()
+    assert verdict.break_even is not None
+    point = words.share(verdict.break_even.hit_share)
+    assert point in Page(render(build.verdict(), language=language)).text
+    low, high = (words.share(bound) for bound in (verdict.break_even.ci_low, verdict.break_even.ci_high))
+    said = [
+        *(" ".join(merit) for merit in top.merits(verdict, words)),
+        *(text for _, text, _ in top.answers(verdict, words)),
+        top.break_even(verdict, words),
+        *answer.ten_lines(verdict, "x"),
+    ]
+    assert [text for text in said if re.search(rf"(?<![\d.,]){re.escape(point)}", text)] == []
+    assert any(low in text and high in text for text in said)
+
+
+@pytest.mark.parametrize("language", ["en", "ru"])
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (None, None), (float("nan"), float("nan"))])
+def test_an_interval_that_rules_nothing_out_gives_no_share(
+    low: float | None, high: float | None, language: str
+) -> None:
+    words = Words(language)
+    for verdict in (build.inconclusive(), build.verdict()):
+        even = msgspec.structs.replace(verdict.break_even, ci_low=low, ci_high=high)
+        told = msgspec.structs.replace(verdict, break_even=even)
+        assert (words("merit.even"), words("pays.not_told")) in [merit[:2] for merit in top.merits(told, words)]
+        assert words.share(even.hit_share) not in top.break_even(told, words)
+
+
+def test_a_gain_that_is_not_shown_gives_an_interval_alone() -> None:
+    even = msgspec.structs.replace(build.verdict().break_even, note=GAIN_NOT_SHOWN)
+    told = build.verdict(break_even=even)
+    assert not answer.share_is_told(even, "BETTER")
+    assert "is not shown yet" in answer.break_even_text(even)
+    assert answer.share_text(even.hit_share) not in top.break_even(told, Words("en"))

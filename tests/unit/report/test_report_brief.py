@@ -3,7 +3,7 @@ import re
 import msgspec
 import pytest
 import report_builder as build
-from kvtrial.analysis.report import build_brief, build_report, top
+from kvtrial.analysis.report import build_brief, build_report
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.verdict import Verdict
 from ladder_builder import PRICES, ladder_brief, ladder_page, ladder_protocol, ladder_records, ladder_verdict
@@ -152,9 +152,9 @@ def test_a_guard_that_leans_to_worse_is_named_though_its_size_is_not_shown() -> 
 
 def test_a_length_has_its_words() -> None:
     words = Words("en")
-    assert top.subject("return_16k", words) == "an evicted prefix (16k tokens)"
-    assert top.subject("return_together", words) == "an evicted prefix, several asked for at once"
-    assert "phase" not in top.subject("gpu_hit_2k", Words("ru"))
+    assert words.subject("return_16k") == "an evicted prefix (16k tokens)"
+    assert words.subject("return_together") == "an evicted prefix, several asked for at once"
+    assert "phase" not in Words("ru").subject("gpu_hit_2k")
 
 
 def test_a_profile_says_what_it_asks() -> None:

@@ -9,8 +9,10 @@ import msgspec
 import pandas as pd
 import pytest
 import report_builder as build
+from kvtrial.analysis import answer
 from kvtrial.analysis.report import build_report
-from kvtrial.analysis.report.words import Words
+from kvtrial.analysis.report.said import said_text
+from kvtrial.analysis.report.words import Words, signs
 from kvtrial.record.record import RunRecord
 from kvtrial.record.verdict import Verdict
 
@@ -100,7 +102,8 @@ def test_the_word_and_its_reason_stand_on_top_of_every_verdict(verdict: Verdict,
     assert page.open == []
     top = page.text[: page.text.index(words("gates.title"))]
     assert verdict.verdict in top
-    assert verdict.reason[1:] in top.replace("\u00a0", " ")
+    reason = signs(said_text(answer.sentence(verdict.reason), words)).replace("\u00a0", " ")
+    assert reason[1:] in top.replace("\u00a0", " ")
     assert f"{words('evidence')}: {words('evidence.cpu')}" in top
     assert f"{words('next')}:" in top
 

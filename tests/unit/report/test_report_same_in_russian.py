@@ -5,6 +5,7 @@ import pytest
 import report_builder as build
 from kvtrial.analysis import answer
 from kvtrial.analysis.report import top
+from kvtrial.analysis.report.said import said_text
 from kvtrial.analysis.report.words import Words, catalogue
 from kvtrial.record.verdict import Recommendation
 from test_report_page import Page, render
@@ -20,7 +21,7 @@ def test_a_fault_of_the_engine_is_no_praise() -> None:
     for faulty in (verdict, withheld):
         page = render(faulty, language="ru")
         assert "раньше с offload" not in Page(page).text
-        assert 'lang="en">' + answer.headline(faulty)[:20] in page
+        assert said_text(answer.headline(faulty), RU)[:12] in Page(page).text.replace("\u00a0", " ")
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,8 @@ def test_a_fault_of_the_engine_is_no_praise() -> None:
         ("adopt offload", "Принять offload."),
         ("do not adopt offload", "Не принимать offload: почему, сказано ниже."),
         ("Keep control", "Оставить control."),
-        ("keep the control (as it is)", "Оставить контрольную настройку (as it is)."),
+        ("keep the control (as it is)", "Оставить контрольную настройку (как есть)."),
+        ("keep the control (my own words)", "Оставить контрольную настройку (my own words)."),
         ("use this spread to choose the number of pairs", "По этому разбросу выбрать число пар."),
         ("run again with more pairs: 17 pairs needed", "Повторить с большим числом пар: нужно 17."),
         ("run again, with at least 6 valid pairs", "Повторить: нужно не меньше 6 годных пар."),
@@ -40,7 +42,7 @@ def test_the_advice_is_the_recommendations_not_the_words(action: str, said: str)
     for word in ("BETTER", "EQUIVALENT", "INCONCLUSIVE"):
         verdict = build.verdict(verdict=word, recommendation=Recommendation(action=action, reason="", pins={}))
         assert top.next_step(verdict, RU) == said
-        assert not top.next_is_quoted(verdict, RU)
+        assert not top.next_is_the_tools(verdict, RU)
 
 
 def test_an_advice_without_a_translation_is_quoted() -> None:
@@ -78,9 +80,11 @@ def test_a_worse_guard_forbids_adopting_in_russian_too() -> None:
     assert "принимать нельзя" in said[RU("answer.elsewhere")]
 
 
-def test_the_reason_in_an_invalid_brief_is_marked_as_english() -> None:
-    assert '<dd lang="en">Gate treatment_delivered failed' in render(build.invalid(), language="ru")
-    assert '<dd lang="en">' not in render(build.invalid())
+def test_a_reason_in_an_invalid_brief_that_has_no_translation_is_marked_as_english() -> None:
+    unknown = build.verdict(verdict="INVALID", reason="the moon was full over the rack")
+    assert '<dd lang="en">The moon was full' in render(unknown, language="ru")
+    assert '<dd lang="en">' not in render(unknown)
+    assert "Не пройдена проверка treatment_delivered" in render(build.invalid(), language="ru")
 
 
 def test_the_same_within_a_margin_names_metric_and_place() -> None:

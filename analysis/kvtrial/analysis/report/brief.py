@@ -9,6 +9,7 @@ from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.objectives import limits_of
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.report import top
+from kvtrial.analysis.report.said import is_said, said_text
 from kvtrial.analysis.report.selection import Chosen, Row, Table, clipped
 from kvtrial.analysis.report.words import Words, signs
 from kvtrial.record.ladder import ArmLadder, LadderResult, Level
@@ -64,7 +65,9 @@ def brief_of(verdict: Verdict, protocol: Protocol, chosen: Chosen, words: Words,
         unmeasured_title=words("brief.unmeasured"),
         unmeasured=_unmeasured(verdict, chosen, ladder, words),
         terms=words("brief.terms"),
-        quoted=[words("brief.todo")] if top.next_is_quoted(verdict, words) else [],
+        quoted=[]
+        if is_said(answer.next_text(verdict), words) or not top.next_is_the_tools(verdict, words)
+        else [words("brief.todo")],
     )
 
 
@@ -74,7 +77,7 @@ def _invalid(verdict: Verdict, chosen: Chosen, words: Words) -> Brief:
         title=words("brief.title"),
         answer=_answer(verdict, words),
         points=[
-            *([] if words.is_english else [(words("answer.why"), answer.sentence(verdict.reason))]),
+            *([] if words.is_english else [(words("answer.why"), said_text(answer.sentence(verdict.reason), words))]),
             (words("brief.process"), _process(verdict, chosen, None, words)),
             (words("brief.service"), words("brief.invalid")),
         ],
@@ -83,7 +86,7 @@ def _invalid(verdict: Verdict, chosen: Chosen, words: Words) -> Brief:
         unmeasured_title=words("brief.unmeasured"),
         unmeasured=[words("unmeasured.invalid")],
         terms="",
-        quoted=[] if words.is_english else [words("answer.why")],
+        quoted=[] if is_said(verdict.reason, words) else [words("answer.why")],
     )
 
 
@@ -321,7 +324,7 @@ def _unmeasured(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, w
     samples = [record.samples for record in chosen.records if record.samples is not None]
     primary = answer.primary_of(verdict.comparisons)
     undecided = [
-        f"{words.short_metric(item.metric)} {top.place(item.phase, words)} ({item.arm} / {item.against})"
+        f"{words.short_metric(item.metric)} {words.place(item.phase)} ({item.arm} / {item.against})"
         for item in verdict.comparisons
         if item.role == "guard" and item.verdict == "INCONCLUSIVE"
     ]
@@ -329,7 +332,7 @@ def _unmeasured(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, w
         ("gpu", verdict.evidence != "gpu"),
         ("ladder", ladder is None),
         ("costs", ladder is not None and not any(arm.costs for arm in ladder.arms)),
-        ("even", verdict.break_even is None or not answer.is_number(verdict.break_even.hit_share)),
+        ("even", verdict.break_even is None or not top.break_even(verdict, words)),
         ("vram", not any(sample.vram_used_peak_bytes for sample in samples)),
         ("quality", primary is not None and primary.quality == "not_compared"),
         ("calibration", any(record.calibration is None for record in chosen.records)),

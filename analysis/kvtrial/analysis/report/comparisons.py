@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from kvtrial.analysis import answer
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.report import figures
+from kvtrial.analysis.report.said import said_text
 from kvtrial.analysis.report.selection import Chosen, Plot, Row, drawn, phases_of
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.verdict import ComparisonResult, Verdict
@@ -51,7 +52,7 @@ def _row(item: ComparisonResult, words: Words, *, with_note: bool) -> Row:
     ]
     note = words("comparison.against", arm=item.arm, against=against)
     if item.note and with_note:
-        note += f". {answer.sentence(item.note)}"
+        note += f". {said_text(answer.sentence(item.note), words)}"
     where = words("whole_run") if item.phase == "run" else item.phase
     moved = "moved" if item.moved else ""
     return Row(f"{where}: {words.metric(item.metric)}", cells, kind=moved or item.verdict, note=note)

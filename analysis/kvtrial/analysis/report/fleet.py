@@ -10,7 +10,7 @@ from kvtrial.analysis import answer
 from kvtrial.analysis.effect import differences, hodges_lehmann, log_ratios
 from kvtrial.analysis.fleet import OddHost, odd_hosts
 from kvtrial.analysis.history.model import ALL_HOSTS, ChangePoint, History, Series
-from kvtrial.analysis.report import figures, top
+from kvtrial.analysis.report import figures
 from kvtrial.analysis.report.conditions import gpus_text
 from kvtrial.analysis.report.figures_history import history_plot, level_text
 from kvtrial.analysis.report.selection import HOSTS_SHOWN_MAX, Chosen, Plot, Row, Table, clipped, drawn
@@ -244,7 +244,7 @@ def _history_said(history: History, protocol: str, left_out: int, words: Words) 
 
 
 def _name(series: Series, words: Words) -> str:
-    what = f"{words.short_metric(series.metric)} {top.place(series.phase, words)}"
+    what = f"{words.short_metric(series.metric)} {words.place(series.phase)}"
     arms = (
         series.arm if series.kind == "control" else words("comparison.against", arm=series.arm, against=series.against)
     )

@@ -91,7 +91,9 @@ def section(verdict: Verdict, protocol: Protocol, chosen: Chosen, fits: Sequence
 
 def _pays(verdict: Verdict, words: Words) -> str:
     """The break-even in a sentence."""
-    return (answer.break_even_text(verdict.break_even) or "") if words.is_english else top.break_even(verdict, words)
+    if not words.is_english:
+        return top.break_even(verdict, words)
+    return answer.break_even_text(verdict.break_even, verdict.verdict) or ""
 
 
 def _is_mix(phase: str) -> bool:
@@ -138,7 +140,7 @@ def regime_rows(protocol: Protocol, chosen: Chosen, words: Words) -> list[Row]:
 
 def _asked_for(phase: str, words: Words) -> str:
     """What a phase asks for where its name says so; else nothing."""
-    found = top.subject(phase, words)
+    found = words.subject(phase)
     return "" if found == words("subject.other", phase=phase) else words("regime.asks", subject=found)
 
 

@@ -15,6 +15,7 @@ from kvtrial.analysis.history.model import History
 from kvtrial.analysis.lengths import LengthFit
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.report import brief, comparisons, conditions, fleet, gates, offload, preemption, top
+from kvtrial.analysis.report.said import said
 from kvtrial.analysis.report.selection import choose, clipped
 from kvtrial.analysis.report.words import Words, signs
 from kvtrial.record.protocol import Protocol
@@ -67,14 +68,14 @@ def build_report(
         question_is_quoted=words.is_quoted(protocol.question),
         mark=top.MARKS[verdict.verdict],
         headline=headline,
-        headline_is_quoted=not words.is_english and top.headline_is_quoted(verdict),
+        headline_said=answer.headline(verdict) if words.is_english or top.headline_is_quoted(verdict) else "",
         headline_is_long=len(headline) > LONG_HEADLINE,
         evidence_name=words(f"evidence.{verdict.evidence or 'none'}"),
         evidence_limit=top.evidence_limit(verdict, words),
         merits=top.merits(verdict, words),
         answers=top.answers(verdict, words),
         next=top.next_step(verdict, words),
-        next_is_quoted=top.next_is_quoted(verdict, words),
+        next_said=answer.next_text(verdict) if top.next_is_the_tools(verdict, words) else "",
         started=min((record.times.started_at_utc for record in chosen.records), default=""),
         arms=chosen.arms,
         arm_titles={arm: words.title(protocol.arms[arm].title) for arm in chosen.arms if arm in protocol.arms},
@@ -117,13 +118,25 @@ def _environment(words: Words) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["breakable"] = lambda text: escape(text).replace("_", Markup("_<wbr>"))
-    environment.filters["unbroken"] = lambda text: UNIT_SPACE.sub("\u00a0", signs(str(text)))
+    environment.filters["unbroken"] = lambda text: _unbroken(str(text))
     environment.filters["clip"] = lambda text: clipped(str(text))
-    # Sentences of the analysis are English; on a page in another language they are marked so for screen readers.
-    environment.filters["quoted"] = lambda text: (
-        escape(text) if words.is_english else Markup('<span lang="en">') + escape(text) + Markup("</span>")
-    )
+    environment.filters["quoted"] = lambda text: _quoted(str(text), words)
     return environment
+
+
+def _unbroken(text: str) -> str:
+    return UNIT_SPACE.sub("\u00a0", signs(text))
+
+
+def _quoted(text: str, words: Words) -> Markup:
+    """Sentences of the analysis in the page's language; what stays English is marked so for screen readers."""
+    lines = "\n".join(clipped(line) for line in text.splitlines())
+    return Markup("").join(
+        Markup('<span lang="en">{}</span>').format(_unbroken(part.text))
+        if part.english
+        else escape(_unbroken(part.text))
+        for part in said(lines, words)
+    )
 
 
 def _question(protocol: Protocol, words: Words) -> str:

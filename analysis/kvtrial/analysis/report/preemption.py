@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from kvtrial.analysis.regime import CHANGE_MARKS
 from kvtrial.analysis.report import figures_preemption as figures
+from kvtrial.analysis.report.said import said_text
 from kvtrial.analysis.report.selection import Chosen, Plot, Row, Table, drawn
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.ladder import ArmLadder, LadderResult, Level
@@ -98,7 +99,9 @@ def _change(arm: ArmLadder, words: Words) -> Row:
     )
     state = {True: words("change.is_moved"), False: words("change.not_moved"), None: words("change.unknown")}[arm.moved]
     kind = {True: "moved", False: "stayed", None: ""}[arm.moved]
-    note = words.title(arm.title) + (f". {words('change.work')} {arm.changes_work}." if arm.changes_work else "")
+    note = words.title(arm.title) + (
+        f". {words('change.work')} {said_text(arm.changes_work, words)}." if arm.changes_work else ""
+    )
     return Row(arm.arm, [buys, cost, onset, reached or "–", state, arm.moved_note], kind=kind, note=note)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kvtrial.analysis import answer
 from kvtrial.analysis.report.comparisons import PREEMPTIONS, compact
+from kvtrial.analysis.report.said import said_text
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.verdict import BreakEven, ComparisonResult, FoundBreakEven, Verdict
 
@@ -15,7 +16,7 @@ MARKS = {"BETTER": "▲", "WORSE": "▼", "EQUIVALENT": "＝", "INCONCLUSIVE": "
 def headline(verdict: Verdict, words: Words) -> str:
     """The verdict in one sentence, the word left out. In English it is the terminal's own."""
     if words.is_english or headline_is_quoted(verdict):
-        return answer.headline(verdict)
+        return said_text(answer.headline(verdict), words)
     primary = answer.primary_of(verdict.comparisons)
     if verdict.verdict == "INVALID":
         gate = _failed_gate(verdict)
@@ -43,7 +44,7 @@ def as_measured(comparison: ComparisonResult, words: Words) -> str:
 
 
 def headline_is_quoted(verdict: Verdict) -> bool:
-    """Whether only the verdict's own sentence, in English, says the case: another language has none for it."""
+    """Whether only the verdict's own sentence says the case, so that it is what another language has to say."""
     primary = answer.primary_of(verdict.comparisons)
     if verdict.verdict == "INVALID":
         return False
@@ -63,28 +64,7 @@ def _failed_gate(verdict: Verdict) -> str | None:
 
 def _what(comparison: ComparisonResult, words: Words) -> str:
     """The compared thing, as the catalogue's language names it: metric and phase."""
-    return words("head.what", metric=words.metric(comparison.metric), phase=place(comparison.phase, words))
-
-
-def subject(phase: str, words: Words) -> str:
-    """What a phase asks for: "an evicted prefix", "an evicted prefix of 16k tokens"."""
-    if mix := answer.MIX.fullmatch(phase):
-        return words("subject.mix", share=int(mix[1]))
-    if found := answer.OF_LENGTH.fullmatch(phase):
-        return words("subject.of_length", subject=subject(found[1], words), tokens=found[2])
-    if found := answer.TOGETHER.fullmatch(phase):
-        return words("subject.together", subject=subject(found[1], words))
-    return words.or_else(f"subject.{phase}", words("subject.other", phase=phase))
-
-
-def place(phase: str, words: Words) -> str:
-    """Where something was measured: "above the onset", "for an evicted prefix"."""
-    if words.has(f"where.{phase}"):
-        return words(f"where.{phase}")
-    found = subject(phase, words)
-    return words("where.other", phase=phase) if found == words("subject.other", phase=phase) else words(
-        "where.for", subject=found
-    )  # fmt: skip
+    return words("head.what", metric=words.metric(comparison.metric), phase=words.place(comparison.phase))
 
 
 def effect_words(comparison: ComparisonResult, words: Words) -> str:
@@ -98,7 +78,7 @@ def effect_words(comparison: ComparisonResult, words: Words) -> str:
     is_ttft = answer.is_ttft(comparison.metric)
     return words(
         "head.ttft" if is_ttft else "head.metric",
-        subject=subject(comparison.phase, words) if is_ttft else place(comparison.phase, words),
+        subject=words.subject(comparison.phase) if is_ttft else words.place(comparison.phase),
         metric=_capital(words.metric(comparison.metric)),
         size=size,
         arm=comparison.arm,
@@ -170,13 +150,26 @@ def merits(verdict: Verdict, words: Words) -> list[tuple[str, str, str]]:
     if verdict.break_even is not None:
         even = verdict.break_even
         if even.found is not None:
-            value = (
-                words.share(even.found.hit_share) if even.found.pays == "above" else words(f"pays.{even.found.pays}")
-            )
-            found.append((words("merit.even_found"), value, _bounds(even.found, words)))
+            found.append((words("merit.even_found"), *_even(even.found, even.found.pays, verdict, words)))
+        pays = "none" if even.hit_share is None and (even.gain_seconds or 1.0) <= 0 else "above"
         what = "merit.even_computed" if even.found is not None else "merit.even"
-        found.append((words(what), words.share(even.hit_share), _bounds(even, words)))
+        found.append((words(what), *_even(even, pays, verdict, words)))
     return found
+
+
+def _even(even: BreakEven | FoundBreakEven, pays: str, verdict: Verdict, words: Words) -> tuple[str, str]:
+    """(share, small print) of a break-even: one number only where it is shown, else its interval, or that none is."""
+    if verdict.verdict == "INCONCLUSIVE" and not (pays == "above" and answer.spans_less(even)):
+        return words("pays.not_told"), words("pays.inconclusive")
+    if pays != "above":
+        return words(f"pays.{pays}"), _bounds(even, words)
+    if answer.share_is_told(even, verdict.verdict):
+        return words.share(even.hit_share), _bounds(even, words)
+    if not answer.is_number(even.hit_share):
+        return words("not_measured"), _bounds(even, words)
+    if not answer.spans_less(even):
+        return words("pays.not_told"), words("pays.every_share" if answer.is_number(even.ci_low) else "no_interval")
+    return words("spread", low=words.share(even.ci_low), high=words.share(even.ci_high)), words("pays.interval_only")
 
 
 def _with_unit(primary: ComparisonResult, interval: str, words: Words) -> str:
@@ -223,12 +216,15 @@ ACTIONS = {
 def next_step(verdict: Verdict, words: Words) -> str:
     """What to do next: the verdict's own advice, never one guessed from its word."""
     found = None if words.is_english else _action(verdict)
-    return words(f"next.{found[0]}", **found[1]) if found else answer.next_text(verdict)
+    if found is None:
+        return said_text(answer.next_text(verdict), words)
+    values = {name: words.title(value) if name == "title" else value for name, value in found[1].items()}
+    return words(f"next.{found[0]}", **values)
 
 
-def next_is_quoted(verdict: Verdict, words: Words) -> bool:
-    """Whether the advice stands in English on a page of another language."""
-    return not words.is_english and _action(verdict) is None
+def next_is_the_tools(verdict: Verdict, words: Words) -> bool:
+    """Whether the advice is the verdict's own sentence."""
+    return words.is_english or _action(verdict) is None
 
 
 def _action(verdict: Verdict) -> tuple[str, dict[str, str]] | None:
@@ -240,7 +236,7 @@ def _action(verdict: Verdict) -> tuple[str, dict[str, str]] | None:
 
 
 def answers(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
-    """(label, sentence, whether it is quoted in English) below the verdict."""
+    """(label, sentence, whether it is the analysis's own) below the verdict."""
     if not words.is_english:
         return _translated(verdict, words)
     primary = answer.primary_of(verdict.comparisons)
@@ -249,16 +245,16 @@ def answers(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
         pairs += [
             (words("answer.effect"), answer.effect_sentence(primary) if primary else None),
             (words("answer.elsewhere"), answer.elsewhere_text(verdict)),
-            (words("answer.even"), answer.break_even_text(verdict.break_even)),
+            (words("answer.even"), answer.break_even_text(verdict.break_even, verdict.verdict)),
             (words("answer.detection"), answer.noise_text(primary)),
         ]
     pairs.append((words("answer.checks"), counts(verdict, words)))
-    said = answer.headline(verdict)
-    return [(label, answer.sentence(text), False) for label, text in pairs if text and text != said]
+    headline_said = answer.headline(verdict)
+    return [(label, answer.sentence(text), True) for label, text in pairs if text and text != headline_said]
 
 
 def _translated(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
-    """The same from the verdict's numbers; only its reason and its advice are quoted."""
+    """The same from the verdict's numbers; its reason and its advice are the analysis's own."""
     primary = answer.primary_of(verdict.comparisons)
     found: list[tuple[str, str | None, bool]] = [(words("answer.why"), answer.sentence(verdict.reason), True)]
     if verdict.verdict != "INVALID":
@@ -291,7 +287,7 @@ def _guards(guards: Sequence[ComparisonResult], words: Words) -> str:
         words(
             "answer.guard",
             metric=words.short_metric(item.metric),
-            where=place(item.phase, words),
+            where=words.place(item.phase),
             arm=item.arm,
             effect=compact(answer.effect_text(item), words),
             interval=compact(answer.interval_text(item), words),
@@ -312,8 +308,30 @@ def _detection(primary: ComparisonResult | None, words: Words) -> str | None:
 def break_even(verdict: Verdict, words: Words) -> str:
     """From which share of returning requests on it pays, with gain and cost; "" where nobody can say."""
     even = verdict.break_even
-    if even is None or verdict.verdict == "INVALID" or not answer.is_number(even.hit_share):
+    if even is None or verdict.verdict == "INVALID":
         return ""
+    computed = _even_sentence(even, verdict, words)
+    if even.found is None or even.found.pays != "above":
+        return computed
+    told = answer.share_is_told(even.found, verdict.verdict)
+    if not told and not answer.spans_less(even.found):
+        return computed
+    found = words(
+        "brief.even_found" if told else "brief.even_found_interval",
+        share=words.share(even.found.hit_share),
+        low=words.share(even.found.ci_low),
+        high=words.share(even.found.ci_high),
+    )
+    return f"{found} {words('brief.even_computed', computed=computed)}" if computed else found
+
+
+def _even_sentence(even: BreakEven, verdict: Verdict, words: Words) -> str:
+    """The computed break-even in a sentence; without a share where none is shown."""
+    if not answer.is_number(even.hit_share):
+        return ""
+    if not answer.share_is_told(even, verdict.verdict):
+        key = "brief.even_between" if answer.spans_less(even) else "brief.even_not_told"
+        return words(key, low=words.share(even.ci_low), high=words.share(even.ci_high))
     text = words(
         "brief.even" if (even.cost_seconds or 0.0) > 0 else "brief.even_free",
         share=words.share(even.hit_share),

@@ -132,6 +132,25 @@ class Words:
         """Whether a protocol's text stands in English on a page of another language."""
         return not self.is_english and self.title(text) == text
 
+    def subject(self, phase: str) -> str:
+        """What a phase asks for: "an evicted prefix", "an evicted prefix of 16k tokens"."""
+        if mix := answer.MIX.fullmatch(phase):
+            return self("subject.mix", share=int(mix[1]))
+        if found := answer.OF_LENGTH.fullmatch(phase):
+            return self("subject.of_length", subject=self.subject(found[1]), tokens=found[2])
+        if found := answer.TOGETHER.fullmatch(phase):
+            return self("subject.together", subject=self.subject(found[1]))
+        return self.or_else(f"subject.{phase}", self("subject.other", phase=phase))
+
+    def place(self, phase: str) -> str:
+        """Where something was measured: "above the onset", "for an evicted prefix"."""
+        if self.has(f"where.{phase}"):
+            return self(f"where.{phase}")
+        found = self.subject(phase)
+        return self("where.other", phase=phase) if found == self("subject.other", phase=phase) else self(
+            "where.for", subject=found
+        )  # fmt: skip
+
     def metric(self, name: str) -> str:
         """A metric in words."""
         return self.or_else(f"metric.{name}", answer.METRIC_NAMES.get(name, name))
