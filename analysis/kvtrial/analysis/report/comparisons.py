@@ -69,7 +69,9 @@ def pairs_plot(verdict: Verdict, words: Words) -> Plot | None:
     if primary is None:
         return None
     named = [(host.host, answer.primary_of(host.comparisons)) for host in verdict.hosts]
-    sources = [(host, item) for host, item in named if item is not None and item.arm_values] or [("", primary)]
+    # A host that is INVALID has no effect: its pairs are shown only where that is so of all.
+    counted = [(host, item) for host, item in named if item is not None and item.arm_values]
+    sources = [found for found in counted if found[1].effect is not None] or counted or [("", primary)]
     pairs, names = [], []
     for host, item in sources:
         for number, pair in enumerate(zip(item.against_values, item.arm_values, strict=False), start=1):

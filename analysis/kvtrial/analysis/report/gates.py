@@ -1,6 +1,5 @@
 """The section on checks: gates, failed ones first, each explained; dropped pairs and faults of the engine. Pure."""
 
-import re
 from collections.abc import Sequence
 
 from kvtrial.analysis import answer
@@ -10,9 +9,6 @@ from kvtrial.record.record import RunRecord
 from kvtrial.record.verdict import Verdict
 
 GATE_HOSTS_SHOWN_MAX = 5
-DROPPED = ": dropped for faults of the environment: "
-"""How a verdict's caveat begins, after the host, that names the pairs it dropped."""
-DROPPED_PAIR = re.compile(r"(?:^|; )pair (\d+) \([a-z_]+: ")
 
 
 def gate_rows(verdict: Verdict, words: Words) -> list[Row]:
@@ -54,16 +50,3 @@ def fault_rows(records: Sequence[RunRecord], words: Words) -> list[Row]:
         rows.append(Row(f"{record.host} / {record.run}", cells, kind=record.outcome, note=log))
     return sorted(rows, key=lambda row: row.kind != "engine_fault")[:HOSTS_SHOWN_MAX]
 
-
-def dropped_pairs(verdict: Verdict, records: Sequence[RunRecord]) -> list[tuple[str, int]]:
-    """(host, pair) of the pairs dropped, as the verdict names them: one without a record is dropped too.
-
-    On a host that the verdict names none of, those that a fault of the environment ended.
-    """
-    found = {(record.host, record.pair) for record in records if record.outcome == "environment_fault"}
-    for caveat in verdict.caveats:
-        host, mark, said = caveat.partition(DROPPED)
-        if mark and ":" not in host:
-            found = {(name, pair) for name, pair in found if name != host}
-            found |= {(host, int(number)) for number in DROPPED_PAIR.findall(said)}
-    return sorted(found)

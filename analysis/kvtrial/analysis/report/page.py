@@ -16,7 +16,7 @@ from kvtrial.analysis.lengths import LengthFit
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.report import brief, comparisons, conditions, fleet, gates, offload, preemption, top
 from kvtrial.analysis.report.said import said
-from kvtrial.analysis.report.selection import choose, clipped
+from kvtrial.analysis.report.selection import choose, clipped, dropped_pairs
 from kvtrial.analysis.report.words import Words, signs
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import RunRecord
@@ -52,7 +52,7 @@ def build_report(
     """
     words = Words(language)
     environment = _environment(words)
-    chosen = choose(protocol, records)
+    chosen = choose(protocol, records, verdict)
     script = environment.get_template("report.js").render(
         words={name: words(f"script.{name}") for name in SCRIPT_TEXTS}
     )
@@ -82,7 +82,7 @@ def build_report(
         counts=top.counts(verdict, words),
         gates=gates.gate_rows(verdict, words),
         faults=gates.fault_rows(chosen.records, words),
-        dropped=gates.dropped_pairs(verdict, chosen.records),
+        dropped=dropped_pairs(verdict, chosen.records),
         engine_faults=answer.engine_faults(verdict),
         comparisons=comparisons.groups(verdict.comparisons, words),
         offload=offload.section(verdict, protocol, chosen, fits, words),
@@ -105,7 +105,7 @@ def build_brief(
 ) -> str:
     """brief.md: half a page of Markdown."""
     words = Words(language)
-    made = brief.brief_of(verdict, protocol, choose(protocol, records), words, prices)
+    made = brief.brief_of(verdict, protocol, choose(protocol, records, verdict), words, prices)
     return brief.to_markdown(made, words("brief.from", campaign=verdict.campaign, protocol=verdict.protocol))
 
 
