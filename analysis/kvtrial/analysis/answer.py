@@ -562,9 +562,18 @@ def _not_told_text(even: BreakEven | FoundBreakEven) -> str:
     )
 
 
-def _share_with_interval(share: float, low: float | None, high: float | None, confidence: float | None) -> str:
-    """ "12 % of requests return to an evicted prefix (97 % interval 8 % to 17 %)"."""
-    text = f"{share_text(share)} of requests return to an evicted prefix"
+def length_of(phase: str) -> str:
+    """The length of prefix that a phase's name says: "16k"; "" where it says none."""
+    found = OF_LENGTH.fullmatch(phase)
+    return found[2] if found else ""
+
+
+def _share_with_interval(
+    share: float, low: float | None, high: float | None, confidence: float | None, hit: str = ""
+) -> str:
+    """ "12 % of requests return to an evicted prefix (97 % interval 8 % to 17 %)"; its length where `hit` names one."""
+    of_length = f" of {length_of(hit)} tokens" if length_of(hit) else ""
+    text = f"{share_text(share)} of requests return to an evicted prefix{of_length}"
     if not (is_number(low) and is_number(high)):
         return text
     sure = f"{share_text(confidence)} " if is_number(confidence) else ""
@@ -591,7 +600,9 @@ def _computed_text(break_even: BreakEven, word: Word) -> str:
         return f"no hit share can be given. {sentence(break_even.note)}".rstrip()
     if not share_is_told(break_even, word):
         return f"{_not_told_text(break_even)}. {sentence(break_even.note)}".rstrip()
-    share = _share_with_interval(break_even.hit_share, break_even.ci_low, break_even.ci_high, break_even.confidence)
+    share = _share_with_interval(
+        break_even.hit_share, break_even.ci_low, break_even.ci_high, break_even.confidence, break_even.hit
+    )
     text = f"it pays when more than {share}"
     gain, cost = break_even.gain_seconds, break_even.cost_seconds
     if gain is not None and cost is not None and math.isfinite(gain) and math.isfinite(cost):

@@ -852,7 +852,7 @@ def write_outputs(
         prices=campaign.prices, commands=commands_of(directory, campaign, records, language, arguments),
     )  # fmt: skip
     write_atomically(directory / "report.html", page.encode())
-    brief = build_brief(verdict, protocol, records, language=language, prices=campaign.prices)
+    brief = build_brief(verdict, protocol, records, language=language, prices=campaign.prices, fits=fits)
     write_atomically(directory / "brief.md", brief.encode())
 
 

@@ -89,9 +89,8 @@ def test_gpus_are_said_by_kind_and_not_by_their_clocks() -> None:
 
 
 def test_a_ladder_says_one_number_a_cell_and_a_column_a_level() -> None:
-    section = preemption.section(
-        ladder_verdict().ladder, ladder_protocol().control, choose(ladder_protocol(), ladder_records(), ladder_verdict()), Words("en")
-    )
+    chosen = choose(ladder_protocol(), ladder_records(), ladder_verdict())
+    section = preemption.section(ladder_verdict().ladder, ladder_protocol().control, chosen, Words("en"))
     assert section is not None
     for table in section.levels:
         for row in table.rows:

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from kvtrial.analysis import answer
+from kvtrial.analysis.lengths import LengthFit
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.objectives import limits_of
 from kvtrial.analysis.prices import Prices
-from kvtrial.analysis.report import top
+from kvtrial.analysis.report import offload, top
 from kvtrial.analysis.report.said import is_said, said_text
 from kvtrial.analysis.report.selection import Chosen, Row, Table, clipped
 from kvtrial.analysis.report.words import Words, signs
@@ -20,6 +21,7 @@ MEMORY_UNITS = ("GiB of KV cache", "GiB of RAM")
 CONTEXT_UNITS = ("token of answer", "token of prompt")
 REPLICA_UNITS = ("replica", "GPU")
 RAM = "ram_used_peak_bytes"
+LENGTHS_SAID_MAX = 3
 MARKDOWN_SPECIAL = "\\`*_[]<>|#"
 
 
@@ -40,8 +42,18 @@ class Brief(Struct, frozen=True):
     quoted: list[str]
 
 
-def brief_of(verdict: Verdict, protocol: Protocol, chosen: Chosen, words: Words, prices: Prices | None = None) -> Brief:
-    """The brief of a campaign; it says what there is, and names what there is not. `prices`: the user's own."""
+def brief_of(
+    verdict: Verdict,
+    protocol: Protocol,
+    chosen: Chosen,
+    words: Words,
+    prices: Prices | None = None,
+    fits: Sequence[LengthFit] = (),
+) -> Brief:
+    """The brief of a campaign; it says what there is, and names what there is not.
+
+    `prices`: the user's own. `fits`: from which prefix length on it pays; those of this campaign are said.
+    """
     if verdict.verdict == "INVALID":
         return _invalid(verdict, chosen, words)
     ladder = verdict.ladder
@@ -54,8 +66,7 @@ def brief_of(verdict: Verdict, protocol: Protocol, chosen: Chosen, words: Words,
         (words("brief.service"), _service(verdict, ladder, words)),
         (words("brief.takes"), _takes(verdict, prices, words)),
     ]
-    if even := top.break_even(verdict, words):
-        points.insert(2, (words("brief.pays"), even))
+    points[2:2] = [(words("brief.pays"), top.break_even(verdict, words)), *_lengths(verdict, fits, words)]
     return Brief(
         title=words("brief.title"),
         answer=_answer(verdict, words),
@@ -110,6 +121,17 @@ def _compared(verdict: Verdict, protocol: Protocol, words: Words) -> str:
     names = list(dict.fromkeys((primary.arm, primary.against)))
     said = [f"{arm}: {words.title(protocol.arms[arm].title)}" for arm in names if arm in protocol.arms]
     return "; ".join(said) + "." if said else ""
+
+
+def _lengths(verdict: Verdict, fits: Sequence[LengthFit], words: Words) -> list[tuple[str, str]]:
+    """From which prefix length on a return is sooner, a point a host and model, by interpolation."""
+    said = []
+    for fit in [fit for fit in fits if fit.campaign == verdict.campaign][:LENGTHS_SAID_MAX]:
+        where, _, interval = offload.pays_from(fit.by_interpolation, fit, words).partition("\n")
+        where = f"{where} ({interval})" if interval else where
+        names = {"model": clipped(fit.model or "–", 60), "host": clipped(fit.host, 60)}
+        said.append((words("brief.length"), words("brief.length_pays", where=where, **names)))
+    return said
 
 
 def _regime(ladder: LadderResult | None, words: Words) -> str:

@@ -49,4 +49,3 @@ def fault_rows(records: Sequence[RunRecord], words: Words) -> list[Row]:
         cells = [record.arm, place, clipped(" ".join(map(answer.sentence, parts)))]
         rows.append(Row(f"{record.host} / {record.run}", cells, kind=record.outcome, note=log))
     return sorted(rows, key=lambda row: row.kind != "engine_fault")[:HOSTS_SHOWN_MAX]
-

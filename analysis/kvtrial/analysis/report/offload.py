@@ -263,8 +263,8 @@ def _lengths_table(fits: Sequence[LengthFit], words: Words) -> Table | None:
             [
                 fit.host,
                 "; ".join(words.whole(tokens) for tokens in fit.tokens),
-                _pays_from(fit.by_lines, fit, words),
-                _pays_from(fit.by_interpolation, fit, words),
+                pays_from(fit.by_lines, fit, words),
+                pays_from(fit.by_interpolation, fit, words),
                 words.count(len(fit.arm_seconds), "pair"),
             ],
             note=fit.campaign,
@@ -275,7 +275,7 @@ def _lengths_table(fits: Sequence[LengthFit], words: Words) -> Table | None:
     return Table(heads, rows, title=words("figure.lengths")) if rows else None
 
 
-def _pays_from(found: Crossing, fit: LengthFit, words: Words) -> str:
+def pays_from(found: Crossing, fit: LengthFit, words: Words) -> str:
     """From which length on it pays, and below it the interval of that length."""
     if found.tokens == NEVER:
         said = words("lengths.never")

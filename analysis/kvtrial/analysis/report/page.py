@@ -89,7 +89,7 @@ def build_report(
         preemption=preemption.section(verdict.ladder, protocol.control, chosen, words),
         fleet=fleet.section(verdict, chosen, history, words),
         conditions=conditions.section(verdict, chosen, campaign, commands or {}, words),
-        brief=brief.brief_of(verdict, protocol, chosen, words, prices),
+        brief=brief.brief_of(verdict, protocol, chosen, words, prices, fits),
         summary_shape=None if summary_frame is None else summary_frame.shape,
     )
     return page.lstrip() + "\n"
@@ -102,10 +102,11 @@ def build_brief(
     *,
     language: str = "en",
     prices: Prices | None = None,
+    fits: Sequence[LengthFit] = (),
 ) -> str:
     """brief.md: half a page of Markdown."""
     words = Words(language)
-    made = brief.brief_of(verdict, protocol, choose(protocol, records, verdict), words, prices)
+    made = brief.brief_of(verdict, protocol, choose(protocol, records, verdict), words, prices, fits)
     return brief.to_markdown(made, words("brief.from", campaign=verdict.campaign, protocol=verdict.protocol))
 
 

@@ -151,9 +151,11 @@ def merits(verdict: Verdict, words: Words) -> list[tuple[str, str, str]]:
         even = verdict.break_even
         if even.found is not None:
             found.append((words("merit.even_found"), *_even(even.found, even.found.pays, verdict, words)))
-        pays = "none" if even.hit_share is None and (even.gain_seconds or 1.0) <= 0 else "above"
-        what = "merit.even_computed" if even.found is not None else "merit.even"
-        found.append((words(what), *_even(even, pays, verdict, words)))
+        never = even.hit_share is None and even.gain_seconds is not None and even.gain_seconds <= 0
+        what = words("merit.even_computed" if even.found is not None else "merit.even")
+        if length := answer.length_of(even.hit):
+            what += words("merit.of_length", tokens=length)
+        found.append((what, *_even(even, "none" if never else "above", verdict, words)))
     return found
 
 
@@ -306,42 +308,65 @@ def _detection(primary: ComparisonResult | None, words: Words) -> str | None:
 
 
 def break_even(verdict: Verdict, words: Words) -> str:
-    """From which share of returning requests on it pays, with gain and cost; "" where nobody can say."""
+    """From which share of returning requests on it pays: as a sweep found it, then as computed; "" where none can say.
+
+    What was found decides: the computed share rests on a return and a miss by themselves.
+    """
     even = verdict.break_even
     if even is None or verdict.verdict == "INVALID":
         return ""
-    computed = _even_sentence(even, verdict, words)
-    if even.found is None or even.found.pays != "above":
-        return computed
-    told = answer.share_is_told(even.found, verdict.verdict)
-    if not told and not answer.spans_less(even.found):
-        return computed
-    found = words(
-        "brief.even_found" if told else "brief.even_found_interval",
-        share=words.share(even.found.hit_share),
-        low=words.share(even.found.ci_low),
-        high=words.share(even.found.ci_high),
-    )
+    if even.found is None:
+        return _even_sentence(even, verdict, words, even.own_hit_share)
+    found = _found_sentence(even.found, even.own_hit_share, verdict, words)
+    computed = _even_sentence(even, verdict, words, None)
     return f"{found} {words('brief.even_computed', computed=computed)}" if computed else found
 
 
-def _even_sentence(even: BreakEven, verdict: Verdict, words: Words) -> str:
-    """The computed break-even in a sentence; without a share where none is shown."""
+def _found_sentence(found: FoundBreakEven, own: float | None, verdict: Verdict, words: Words) -> str:
+    """What a sweep of shares found, in a sentence: above a share, at every one, at none, or nothing."""
+    told = answer.share_is_told(found, verdict.verdict)
+    if found.pays != "above":
+        return words("brief.even_found_not_told" if verdict.verdict == "INCONCLUSIVE" else f"brief.even_{found.pays}")
+    if not told and not answer.spans_less(found):
+        return words("brief.even_found_not_told")
+    text = words(
+        "brief.even_found" if told else "brief.even_found_interval",
+        share=words.share(found.hit_share),
+        low=words.share(found.ci_low),
+        high=words.share(found.ci_high),
+    )
+    if told and answer.is_number(own):
+        text += words("brief.even_own", share=words.share(own))
+    low, high = found.minus_computed_low, found.minus_computed_high
+    if told and low is not None and high is not None:
+        text += words("brief.even_agrees" if low <= 0 <= high else "brief.even_disagrees")
+    return f"{text}."
+
+
+def _even_sentence(even: BreakEven, verdict: Verdict, words: Words, own: float | None) -> str:
+    """The computed break-even in a sentence; without a share where none is shown. `own`: the user's share."""
+    length = answer.length_of(even.hit)
+    prefix = words("brief.prefix_of", tokens=length) if length else words("brief.prefix")
+    if even.hit_share is None and even.gain_seconds is not None and even.gain_seconds <= 0:
+        if verdict.verdict == "INCONCLUSIVE":
+            return words("brief.even_not_told")
+        return words("brief.even_never", prefix=prefix, loss=words.seconds(-even.gain_seconds))
     if not answer.is_number(even.hit_share):
         return ""
     if not answer.share_is_told(even, verdict.verdict):
         key = "brief.even_between" if answer.spans_less(even) else "brief.even_not_told"
-        return words(key, low=words.share(even.ci_low), high=words.share(even.ci_high))
+        return words(key, low=words.share(even.ci_low), high=words.share(even.ci_high), prefix=prefix)
     text = words(
         "brief.even" if (even.cost_seconds or 0.0) > 0 else "brief.even_free",
         share=words.share(even.hit_share),
         gain=words.seconds(even.gain_seconds),
         cost=words.seconds(even.cost_seconds),
+        prefix=prefix,
     )
     if answer.is_number(even.ci_low):
         text += words("brief.even_interval", low=words.share(even.ci_low), high=words.share(even.ci_high))
-    if answer.is_number(even.own_hit_share):
-        text += words("brief.even_own", share=words.share(even.own_hit_share))
+    if answer.is_number(own):
+        text += words("brief.even_own", share=words.share(own))
     return text + "."
 
 
