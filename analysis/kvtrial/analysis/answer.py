@@ -68,6 +68,8 @@ SHORT_NAMES = {
     "preemptions_per_1000_requests": "preemptions",
     "gpu_seconds_per_request": "GPU-seconds of a request",
 }
+SHORT_PLACES = {"run": "", "above_onset": " above the onset", "queueing": " while queueing", "ladder": " on the ladder"}
+SCALED = ("seconds", "bytes")
 SHORT_VERDICTS = {"BETTER": "better", "WORSE": "WORSE", "EQUIVALENT": "same", "INCONCLUSIVE": "undecided"}
 MECHANISM_SHOWN = "CPU engine: the mechanism was shown; the times say nothing about GPUs."
 EVIDENCE_LIMITS = {
@@ -283,7 +285,9 @@ def interval_text(comparison: ComparisonResult) -> str:
     if comparison.effect_scale == "ratio":
         return f"{number_text(low)} to {number_text(high)}"
     unit = unit_of(comparison)
-    return f"{in_unit(low, unit, signed=True)} to {in_unit(high, unit, signed=True)}"
+    shown = in_unit(low, unit, signed=True)
+    # A scaled unit differs between the ends, any other is said once.
+    return f"{shown if unit in SCALED else shown.removesuffix(unit).rstrip()} to {in_unit(high, unit, signed=True)}"
 
 
 def margin_text(comparison: ComparisonResult) -> str:
@@ -483,12 +487,13 @@ def _effect_line(verdict: Verdict) -> str | None:
     return f"{line} {sentence(note)}" if note and note not in one_line(verdict.reason) else line
 
 
-def _short(comparison: ComparisonResult) -> str:
+def _short(comparison: ComparisonResult, with_arm: bool) -> str:
     interval = f" ({interval_text(comparison)})" if is_number(comparison.ci_low) else ""
     name = SHORT_NAMES.get(comparison.metric, comparison.metric)
-    where = "" if comparison.phase == "run" else f" in {comparison.phase}"
+    where = SHORT_PLACES.get(comparison.phase, f" in {comparison.phase}")
+    arm = f", {comparison.arm}:" if with_arm else ""
     word = SHORT_VERDICTS.get(comparison.verdict, comparison.verdict)
-    return f"{name}{where} {effect_text(comparison)}{interval} {word}"
+    return f"{name}{where}{arm} {effect_text(comparison)}{interval} {word}"
 
 
 def elsewhere_text(verdict: Verdict) -> str | None:
@@ -509,7 +514,9 @@ def elsewhere_text(verdict: Verdict) -> str | None:
         summary = f"none of {count(len(guards), 'guard')} is worse"
     else:
         summary = "no guard was declared"
-    return f"{summary}: {'; '.join(_short(comparison) for comparison in [*guards, *fits])}."
+    listed = [*guards, *fits]
+    several = len({comparison.arm for comparison in listed}) > 1
+    return f"{summary}: {'; '.join(_short(comparison, several) for comparison in listed)}."
 
 
 def _proof_line(verdict: Verdict) -> str:

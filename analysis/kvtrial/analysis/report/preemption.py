@@ -102,7 +102,12 @@ def _change(arm: ArmLadder, words: Words) -> Row:
     note = words.title(arm.title) + (
         f". {words('change.work')} {said_text(arm.changes_work, words)}." if arm.changes_work else ""
     )
-    return Row(arm.arm, [buys, cost, onset, reached or "–", state, arm.moved_note], kind=kind, note=note)
+    return Row(
+        arm.arm,
+        [buys, cost, onset, reached or "–", state, arm.moved_note.removeprefix("not moved: ").removeprefix("MOVED: ")],
+        kind=kind,
+        note=note,
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ ledger

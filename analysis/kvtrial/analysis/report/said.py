@@ -22,6 +22,8 @@ HOLES = {
     "n": NUMBER,
     "q": rf"not measured|(?:{NUMBER})(?: ?(?:%|ms|s|min|h|B|[KMGT]iB)(?: \d+ (?:s|min))?)?",
     "b": r"\d[\d,]*",
+    "sec": NUMBER,
+    "diff": NUMBER,
     "w": r"[^\s;,()]+",
     "s": r".+?",
     "title": r".+?",
@@ -193,6 +195,8 @@ def _filled(form: Form, found: re.Match[str], words: Words, depth: int) -> list[
             parts.append(Part(words.place(value)))
         elif kind == "b":
             parts.append(Part(words.bytes(float(value.replace(",", "")))))
+        elif kind in ("sec", "diff"):
+            parts.append(Part(words.seconds(float(value), signed=kind == "diff")))
         else:
             parts.append(Part(value if kind == "w" else words.local(value)))
     return parts
