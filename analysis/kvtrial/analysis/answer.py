@@ -317,13 +317,13 @@ def statistics_text(comparison: ComparisonResult) -> str:
 
 
 def delta_text(comparison: ComparisonResult) -> str:
-    """The seed's number with its meaning: "delta_ttft_seconds = -0.200 (negative: sooner)"; "" where it has none."""
+    """The seed's number: "delta_ttft_seconds = -0.2 (median of the pairs; negative: sooner)"; "" where it has none."""
     delta = comparison.delta_ttft_seconds
     if delta is None or not math.isfinite(delta):
         return ""
     if abs(delta) < 0.0005:
-        return "delta_ttft_seconds = 0.000 (the same)"
-    meaning = "negative: sooner" if delta < 0 else "positive: later"
+        return "delta_ttft_seconds = 0.000 (median of the pairs; the same)"
+    meaning = f"median of the pairs; {'negative: sooner' if delta < 0 else 'positive: later'}"
     return f"delta_ttft_seconds = {delta:+.3f} ({meaning})"
 
 

@@ -32,7 +32,7 @@ def test_better_says_the_effect_in_words_with_its_statistics() -> None:
         "BETTER: The first token of an evicted prefix comes 6.6 times sooner with offload than with control."
     )
     assert "(x0.151, 97 % interval 0.138 to 0.194, 6 pairs, p .031)" in lines[1]
-    assert "delta_ttft_seconds = -0.200 (negative: sooner)" in lines[1]
+    assert "delta_ttft_seconds = -0.200 (median of the pairs; negative: sooner)" in lines[1]
 
 
 def test_better_says_cost_proof_break_even_noise_time_and_next() -> None:

@@ -7,15 +7,16 @@ import pytest
 import report_builder as build
 from kvtrial.analysis import answer
 from kvtrial.analysis.lengths import Crossing, LengthFit
-from kvtrial.analysis.report import build_brief
+from kvtrial.analysis.report import build_brief, figures, preemption, top
 from kvtrial.analysis.report.comparisons import pairs_plot
 from kvtrial.analysis.report.selection import choose
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.record import RunRecord
-from kvtrial.record.verdict import BreakEven, FoundBreakEven, Verdict
+from kvtrial.record.verdict import BreakEven, FoundBreakEven, Recommendation, Verdict
+from ladder_builder import ladder_protocol, ladder_records, ladder_verdict
 from test_report_page import Page, render
 
-EN = Words("en")
+EN, RU = Words("en"), Words("ru")
 
 
 # ------------------------------------------------------------------------------------------------- which records count
@@ -146,3 +147,149 @@ def test_a_return_that_is_no_faster_is_measured_and_pays_never(gain: float) -> N
     assert "pays at none" in Page(render(verdict)).text
     unknown = BreakEven(None, None, None, None, None, None, 0.3, "no pair has TTFT of both")
     assert "From which share of returning requests on a tier pays" in brief(build.verdict(break_even=unknown))
+
+
+# ------------------------------------------------------------------------------------------------------------- ladders
+
+
+def changed_ladder(arm: str, **changes: object) -> Verdict:
+    verdict = ladder_verdict()
+    assert verdict.ladder is not None
+    arms = [msgspec.structs.replace(one, **changes) if one.arm == arm else one for one in verdict.ladder.arms]
+    return msgspec.structs.replace(verdict, ladder=msgspec.structs.replace(verdict.ladder, arms=arms))
+
+
+def ladder_said(verdict: Verdict, language: str = "en") -> str:
+    return build_brief(verdict, ladder_protocol(), ladder_records(), language=language).replace("\u00a0", " ")
+
+
+def ladder_section(verdict: Verdict, words: Words = EN) -> preemption.Section:
+    chosen = choose(ladder_protocol(), ladder_records(), verdict)
+    found = preemption.section(verdict.ladder, "base", chosen, words, verdict.comparisons)
+    assert found is not None
+    return found
+
+
+def test_a_ladders_brief_names_what_is_worse_with_each_change() -> None:
+    said = ladder_said(ladder_verdict())
+    service = next(line for line in said.splitlines() if "Quality of service" in line)
+    assert "Shown to be worse than with base: fewer\\_seqs: above the onset last token ×1.07" in service
+    assert "first token ×8.84 (8.78 to 8.91)" in service
+    assert "and 1 more" in service
+    assert "Показано, что хуже, чем с base: fewer" in ladder_said(ladder_verdict(), "ru")
+
+
+def test_the_arm_to_adopt_and_what_a_request_costs_with_it_come_first() -> None:
+    costs = build.comparison(arm="more_kv", against="base", phase="above_onset", metric="gpu_seconds_per_request",
+                             role="secondary", verdict="WORSE", effect=1.68, ci_low=1.6, ci_high=1.7)  # fmt: skip
+    advice = Recommendation("adopt more_kv", "more_kv is BETTER", {})
+    verdict = msgspec.structs.replace(
+        ladder_verdict(), comparisons=[*ladder_verdict().comparisons, costs], recommendation=advice
+    )
+    said = ladder_said(verdict)
+    assert "than with base: more\\_kv: above the onset GPU-seconds of a request ×1.68 (1.6 to 1.7). fewer" in said
+
+
+def test_gpu_seconds_of_each_way_stand_in_its_table() -> None:
+    assert "GPU-seconds a request at" not in ladder_said(ladder_verdict())
+    arm = next(arm for arm in ladder_verdict().ladder.arms if arm.arm == "more_kv")  # type: ignore[union-attr]
+    levels = [msgspec.structs.replace(level, gpu_seconds_per_request=0.31) for level in arm.levels]
+    said = ladder_said(changed_ladder("more_kv", levels=levels))
+    assert "GPU-seconds a request at 7 in flight" in said
+    assert "| 0.31 |" in said
+
+
+def test_the_highest_level_tried_is_no_highest_load_borne() -> None:
+    said = ladder_said(ladder_verdict())
+    assert said.count("at least 7 (highest tried)") == 4
+    assert "**Profile batch**: up to 4 in flight" in said
+    section = ladder_section(ladder_verdict())
+    assert section.changes is not None
+    assert "batch: at least 7 (highest tried)" in section.changes.rows[0].cells[3]
+    reached = next(plot for plot in section.plots if plot.title == "What each arm reaches")
+    assert "≥7" in reached.svg
+    assert "≥4" not in reached.svg
+    bears = [msgspec.structs.replace(entry, broken_by="") for entry in ladder_verdict().ladder.arms[0].reached]  # type: ignore[union-attr]
+    assert "**Profile batch**: at least up to 4 in flight, the highest" in ladder_said(
+        changed_ladder("base", reached=bears)
+    )
+
+
+def test_stalls_are_said_to_bound_waits_only_where_each_wait_became_one() -> None:
+    whole = ladder_section(ladder_verdict())
+    assert "bound the waits after a preemption from above" in whole.how
+    ledger = next(plot for plot in whole.plots if plot.title == "Where a request's time went")
+    assert "72 preemptions and 72 stalls" in ledger.caption.replace("\u00a0", " ")
+    assert "understate" not in ledger.caption
+    verdict = ladder_verdict()
+    assert verdict.ladder is not None
+    levels = [msgspec.structs.replace(level, preemptions=2 * level.preemptions) for level in verdict.ladder.levels]
+    short = ladder_section(
+        msgspec.structs.replace(verdict, ladder=msgspec.structs.replace(verdict.ladder, levels=levels))
+    )
+    assert "do not bound those waits" in short.how
+    ledger = next(plot for plot in short.plots if plot.title == "Where a request's time went")
+    assert "At 5, 6, 7 in flight fewer stalls were seen" in ledger.caption
+    assert "understate" in ledger.caption
+
+
+@pytest.mark.parametrize("language", ["en", "ru"])
+def test_an_arm_that_helps_nothing_is_not_praised(language: str) -> None:
+    words = Words(language)
+    items = [
+        msgspec.structs.replace(item, effect=0.0, verdict="EQUIVALENT")
+        if (item.arm, item.metric) == ("more_kv", "preemptions_per_1000_requests")
+        else item
+        for item in ladder_verdict().comparisons
+    ]
+    idle = msgspec.structs.replace(changed_ladder("more_kv", fewer_preemptions_per_1000=0.0), comparisons=items)
+    section = ladder_section(idle, words)
+    assert section.changes is not None
+    row = section.changes.rows[0]
+    assert row.cells[4] == words("change.nothing_given")
+    assert row.kind == ""
+    assert words.or_else("word.EQUIVALENT", "EQUIVALENT") in row.cells[0]
+    said = ladder_said(idle, language)
+    assert words("change.nothing_given") in said
+    assert f"| 0, {words.or_else('word.EQUIVALENT', 'EQUIVALENT')} |" in said
+
+
+def test_moved_does_not_say_that_nothing_is_gained() -> None:
+    assert "MOVED: the preemptions went, the delay stayed" in ladder_said(ladder_verdict())
+
+
+def test_the_way_outside_the_core_is_a_measure_of_its_own() -> None:
+    assert EN("level.outside").startswith("First token outside")
+    assert "из него" not in RU("level.outside")
+
+
+# ------------------------------------------------------------------------------------------------------ beside a number
+
+
+def test_the_russian_advice_says_what_its_reason_adds() -> None:
+    better = "is BETTER by the primary comparison and no guard is WORSE"
+    reason = f"more_kv {better}; tensor_parallel is BETTER, too, and not compared with it"
+    verdict = build.verdict(recommendation=Recommendation("adopt more_kv", reason, {}))
+    assert top.next_step(verdict, RU) == "Принять more_kv. tensor_parallel тоже BETTER, с ним не сравнивали."
+    smaller = f"tier_2x {better}; tier_1x is not shown to give less and takes less RAM"
+    verdict = build.verdict(recommendation=Recommendation("adopt tier_2x", smaller, {}))
+    assert "не показано, что даёт меньше" in brief(verdict, "ru")
+
+
+def test_a_share_that_so_many_failed_that_it_was_never_reached_has_no_dot() -> None:
+    all_came = figures.ecdf_plot({"offload": [0.01 * n for n in range(1, 21)]}, EN, "")
+    some_failed = figures.ecdf_plot({"offload": [*(0.01 * n for n in range(1, 16)), *[None] * 5]}, EN, "")
+    assert all_came is not None
+    assert some_failed is not None
+    assert "offload, p95:" in all_came
+    assert "offload, p95:" not in some_failed
+    assert "offload, p50: 100 ms" in some_failed
+
+
+def test_delta_ttft_is_named_a_median_beside_an_effect_that_is_none() -> None:
+    page = Page(render(build.verdict())).text
+    assert "median of the pairs; negative means sooner" in page
+    assert "delta_ttft_seconds, median of the pairs" in page
+    assert "delta_ttft_seconds = -0.200 (median of the pairs; negative: sooner)" in answer.delta_text(
+        build.comparison()
+    )

@@ -1,6 +1,6 @@
 """The brief: half a page for the owner of the GPUs and a partner in finance, as a section and as brief.md. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
@@ -9,7 +9,8 @@ from kvtrial.analysis.lengths import LengthFit
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.objectives import limits_of
 from kvtrial.analysis.prices import Prices
-from kvtrial.analysis.report import offload, top
+from kvtrial.analysis.report import offload, preemption, top
+from kvtrial.analysis.report.comparisons import compact
 from kvtrial.analysis.report.said import is_said, said_text
 from kvtrial.analysis.report.selection import Chosen, Row, Table, clipped
 from kvtrial.analysis.report.words import Words, signs
@@ -22,6 +23,8 @@ CONTEXT_UNITS = ("token of answer", "token of prompt")
 REPLICA_UNITS = ("replica", "GPU")
 RAM = "ram_used_peak_bytes"
 LENGTHS_SAID_MAX = 3
+WORSE_SAID_MAX = 4
+GPU_SECONDS = "gpu_seconds_per_request"
 MARKDOWN_SPECIAL = "\\`*_[]<>|#"
 
 
@@ -63,7 +66,7 @@ def brief_of(
         (words("brief.regime"), _regime(ladder, words)),
         *_profiles(ladder, protocol, words),
         (words("brief.process"), _process(verdict, chosen, ladder, words)),
-        (words("brief.service"), _service(verdict, ladder, words)),
+        (words("brief.service"), _service(verdict, ladder, protocol.control, words)),
         (words("brief.takes"), _takes(verdict, prices, words)),
     ]
     points[2:2] = [(words("brief.pays"), top.break_even(verdict, words)), *_lengths(verdict, fits, words)]
@@ -71,7 +74,7 @@ def brief_of(
         title=words("brief.title"),
         answer=_answer(verdict, words),
         points=[(label, text) for label, text in points if text],
-        ways=_ways(ladder, protocol.control, words),
+        ways=_ways(verdict, protocol.control, words),
         ways_note=_ways_note(ladder, words),
         unmeasured_title=words("brief.unmeasured"),
         unmeasured=_unmeasured(verdict, chosen, ladder, words),
@@ -161,7 +164,8 @@ def _profiles(ladder: LadderResult | None, protocol: Protocol, words: Words) -> 
         if entry.concurrency is None:
             said.append((label, words("brief.profile_none") + asked + "."))
             continue
-        text = words("brief.profile_up_to", level=entry.concurrency) + asked
+        highest = not entry.broken_by
+        text = words("brief.profile_at_least" if highest else "brief.profile_up_to", level=entry.concurrency) + asked
         if entry.output_tokens_per_second is not None:
             text += words("brief.profile_rate", rate=words.whole(entry.output_tokens_per_second))
         preempted = _preempted_at(ladder.levels, entry.concurrency)
@@ -204,7 +208,7 @@ def _process(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, word
     return text
 
 
-def _service(verdict: Verdict, ladder: LadderResult | None, words: Words) -> str:
+def _service(verdict: Verdict, ladder: LadderResult | None, control: str, words: Words) -> str:
     """What service requests got, apart from whether the server lived: the guards, and of a ladder its levels."""
     if ladder is None:
         guards = [item for item in verdict.comparisons if item.role == "guard" and item.metric != RAM]
@@ -239,7 +243,37 @@ def _service(verdict: Verdict, ladder: LadderResult | None, words: Words) -> str
             e2e=words.seconds(calm.e2e_p95_seconds),
             gap=words.seconds(calm.longest_gap_max_seconds),
         )
-    return text
+    return f"{text} {_arms_worse(verdict, ladder, control, words)}".rstrip()
+
+
+def _arms_worse(verdict: Verdict, ladder: LadderResult, control: str, words: Words) -> str:
+    """What is shown to be worse with each change, the one to adopt first; "" where nothing is."""
+    first = top.adopted(verdict)
+    said = []
+    for arm in sorted((arm.arm for arm in ladder.arms), key=lambda arm: arm != first):
+        worse = [
+            item
+            for item in verdict.comparisons
+            if (item.arm, item.against, item.verdict) == (arm, control, "WORSE") and item.role != "primary"
+        ]
+        # What a request costs, then what may not be worse, then the rest.
+        worse.sort(key=lambda item: (item.metric != GPU_SECONDS, item.role != "guard"))
+        if worse:
+            said.append(f"{arm}: {_worse_words(worse, words)}")
+    return words("brief.service_arms", control=control, what=". ".join(said)) if said else ""
+
+
+def _worse_words(worse: Sequence[ComparisonResult], words: Words) -> str:
+    """The first of an arm's worse measures by where they were taken, and how many more there are."""
+    by_place: dict[str, list[str]] = {}
+    for item in worse[:WORSE_SAID_MAX]:
+        effect, interval = (compact(text, words) for text in (answer.effect_text(item), answer.interval_text(item)))
+        by_place.setdefault(words.place(item.phase), []).append(
+            f"{words.short_metric(item.metric)} {effect} ({interval})"
+        )
+    said = "; ".join(f"{place} {', '.join(items)}" for place, items in by_place.items())
+    more = len(worse) - WORSE_SAID_MAX
+    return f"{said}; {words('gates.more', count=more)}" if more > 0 else said
 
 
 def _leans_worse(item: ComparisonResult) -> bool:
@@ -280,32 +314,49 @@ def _takes(verdict: Verdict, prices: Prices | None, words: Words) -> str:
 # -------------------------------------------------------------------------------------------------------------- ways
 
 
-def _ways(ladder: LadderResult | None, control: str, words: Words) -> Table | None:
+def _ways(verdict: Verdict, control: str, words: Words) -> Table | None:
     """Memory, replicas, context limit and fewer at a time, side by side: what each gives, takes and costs."""
+    ladder = verdict.ladder
     if ladder is None:
         return None
     profiles = [entry.profile for entry in ladder.arms[0].reached] if ladder.arms else []
-    rows = [_way(arm, arm.arm == control, profiles, words) for arm in ladder.arms]
+    top_level = max((level.concurrency for level in ladder.levels), default=0)
+    gpu_seconds = {
+        arm.arm: level.gpu_seconds_per_request
+        for arm in ladder.arms
+        for level in arm.levels
+        if level.concurrency == top_level and level.gpu_seconds_per_request is not None
+    }
+    rows = [_way(arm, verdict, control, profiles, gpu_seconds, words) for arm in ladder.arms]
     heads = [
         words("ways.arm"),
         words("ways.kind"),
         words("ways.takes"),
+        words("ways.preempted"),
         *(words("ways.up_to", profile=words.or_else(f"profile.{name}", name)) for name in profiles),
+        *([words("ways.gpu_seconds", level=top_level)] if gpu_seconds else []),
         words("ways.price"),
         words("ways.moved"),
     ]
     return Table(heads, rows, title=words("ways.title"))
 
 
-def _way(arm: ArmLadder, is_control: bool, profiles: Sequence[str], words: Words) -> Row:
+def _way(
+    arm: ArmLadder,
+    verdict: Verdict,
+    control: str,
+    profiles: Sequence[str],
+    gpu_seconds: Mapping[str, float],
+    words: Words,
+) -> Row:
     unit = arm.cost_unit or ""
-    kind = "control" if is_control else "other"
+    kind = "control" if arm.arm == control else "other"
     for name, units in (("memory", MEMORY_UNITS), ("replica", REPLICA_UNITS), ("context", CONTEXT_UNITS),
                         ("sequences", ("sequence",))):  # fmt: skip
         kind = name if unit in units else kind
     takes = words.cost(arm.cost_amount, unit) if arm.cost_amount and unit else "–"
-    by_profile = {entry.profile: entry.concurrency for entry in arm.reached}
-    reached = ["–" if by_profile.get(name) is None else str(by_profile[name]) for name in profiles]
+    by_profile = {entry.profile: entry for entry in arm.reached}
+    reached = [preemption.reached_words(by_profile.get(name), words) for name in profiles]
     prices = [
         words(
             "ways.price_cell",
@@ -316,8 +367,11 @@ def _way(arm: ArmLadder, is_control: bool, profiles: Sequence[str], words: Words
         )
         for cost in arm.costs
     ]
-    moved = {True: words("change.is_moved"), False: words("change.not_moved"), None: "–"}[arm.moved]
-    cells = [words(f"way.{kind}"), takes, *reached, "\n".join(prices) or words("ways.no_price"), moved]
+    moved = "–" if arm.moved is None else preemption.moved_words(arm, words)
+    of_a_request = [words.number(gpu_seconds.get(arm.arm))] if gpu_seconds else []
+    preempted = preemption.preempted_words(arm, verdict.comparisons, control, words)
+    cells = [words(f"way.{kind}"), takes, preempted, *reached, *of_a_request,
+             "\n".join(prices) or words("ways.no_price"), moved]  # fmt: skip
     return Row(arm.arm, cells, kind="moved" if arm.moved else "", note=words.title(arm.title))
 
 

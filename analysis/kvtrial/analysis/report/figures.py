@@ -253,7 +253,10 @@ def ecdf_plot(times_seconds: dict[str, list[float | None]], words: Words, descri
             axes.step([x[0], *x, longest * factor * 1.04], [0, *y, y[-1]], where="post", color=color, linestyle=line,
                       linewidth=2, label=f"{shown(arm, 18)} ({words.whole(sent)})")  # fmt: skip
             for share in (0.5, 0.95):
-                rank = min(len(values) - 1, max(0, math.ceil(share * sent) - 1))
+                rank = max(0, math.ceil(share * sent) - 1)
+                if rank >= len(values):
+                    # So many failed that this share of the requests never got a first token.
+                    continue
                 mark = axes.plot([values[rank] * factor], [(rank + 1) / sent], "o", color=color, markersize=6)
                 drawing.tip(mark, f"{arm}, p{share * 100:.0f}: {words.seconds(values[rank])}")
         axes.set_xlim(0, longest * factor * 1.04)

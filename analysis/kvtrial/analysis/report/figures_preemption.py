@@ -244,14 +244,17 @@ def reached_plot(arms: Sequence[ArmLadder], words: Words, text: str) -> str | No
         axes = drawing.axes
         height = 0.8 / len(kept)
         for index, arm in enumerate(kept):
-            by_profile = {entry.profile: entry.concurrency or 0 for entry in arm.reached}
+            by_profile = {entry.profile: entry for entry in arm.reached}
             for row, profile in enumerate(profiles):
                 if profile not in by_profile:
                     continue
                 y = len(profiles) - 1 - row + 0.4 - (index + 0.5) * height
-                bar = axes.barh([y], [by_profile[profile]], height * 0.9, color=ARMS[index])
-                axes.annotate(f" {by_profile[profile]}", (by_profile[profile], y), va="center", fontsize=8.5, color=INK)
-                drawing.tip(bar, f"{arm.arm}, {profile}: {by_profile[profile]}")
+                level = by_profile[profile].concurrency or 0
+                # Where no higher level was tried the arm bears at least so many.
+                said = f"{'≥' if level and not by_profile[profile].broken_by else ''}{level}"
+                bar = axes.barh([y], [level], height * 0.9, color=ARMS[index])
+                axes.annotate(f" {said}", (level, y), va="center", fontsize=8.5, color=INK)
+                drawing.tip(bar, f"{arm.arm}, {profile}: {said}")
             axes.barh([math.nan], [math.nan], color=ARMS[index], label=shown(arm.arm, 18))
         axes.set_yticks(
             [len(profiles) - 1 - row for row in range(len(profiles))],

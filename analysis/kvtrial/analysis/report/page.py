@@ -86,7 +86,7 @@ def build_report(
         engine_faults=answer.engine_faults(verdict),
         comparisons=comparisons.groups(verdict.comparisons, words),
         offload=offload.section(verdict, protocol, chosen, fits, words),
-        preemption=preemption.section(verdict.ladder, protocol.control, chosen, words),
+        preemption=preemption.section(verdict.ladder, protocol.control, chosen, words, verdict.comparisons),
         fleet=fleet.section(verdict, chosen, history, words),
         conditions=conditions.section(verdict, chosen, campaign, commands or {}, words),
         brief=brief.brief_of(verdict, protocol, chosen, words, prices, fits),

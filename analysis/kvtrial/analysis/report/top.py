@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvtrial.analysis import answer
 from kvtrial.analysis.report.comparisons import PREEMPTIONS, compact
-from kvtrial.analysis.report.said import said_text
+from kvtrial.analysis.report.said import is_said, said_text
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.verdict import BreakEven, ComparisonResult, FoundBreakEven, Verdict
 
@@ -221,7 +221,16 @@ def next_step(verdict: Verdict, words: Words) -> str:
     if found is None:
         return said_text(answer.next_text(verdict), words)
     values = {name: words.title(value) if name == "title" else value for name, value in found[1].items()}
-    return words(f"next.{found[0]}", **values)
+    return f"{words(f'next.{found[0]}', **values)} {_beside_the_advice(verdict, words)}".rstrip()
+
+
+def _beside_the_advice(verdict: Verdict, words: Words) -> str:
+    """What the reason adds to the advice, as another arm that is better, too: where the language has words for it."""
+    reason = answer.one_line(verdict.recommendation.reason)
+    _, _, more = reason.partition("; ")
+    if not more or reason in answer.one_line(verdict.reason) or not is_said(answer.sentence(more), words):
+        return ""
+    return said_text(answer.sentence(more), words)
 
 
 def next_is_the_tools(verdict: Verdict, words: Words) -> bool:
@@ -235,6 +244,12 @@ def _action(verdict: Verdict) -> tuple[str, dict[str, str]] | None:
     return next(
         ((name, found.groupdict()) for name, form in ACTIONS.items() if (found := form.fullmatch(action))), None
     )
+
+
+def adopted(verdict: Verdict) -> str:
+    """The arm that the verdict says to adopt; "" where it says none."""
+    found = _action(verdict)
+    return found[1]["arm"] if found is not None and found[0] == "adopt" else ""
 
 
 def answers(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
