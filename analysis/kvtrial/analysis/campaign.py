@@ -68,6 +68,7 @@ from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
 if TYPE_CHECKING:
     from kvtrial.analysis.history.model import History
     from kvtrial.analysis.lengths import LengthFit
+    from kvtrial.analysis.reproduce import Archive
 
 EXIT_STATUS = {"INVALID": 4, "INCONCLUSIVE": 3}
 UNUSABLE = 2
@@ -824,11 +825,13 @@ def write_outputs(
     history: "History | None" = None,
     beside: "Sequence[LengthFit]" = (),
     arguments: Sequence[str] = (),
+    archive: "Archive | None" = None,
 ) -> None:
     """Write verdict.json, summary.csv/.parquet, metrics.prom, report.html and brief.md.
 
     `language`, `history`: of the report. `beside`: fits over lengths of other campaigns, shown with its own.
-    `arguments`: those of kvtrial report that gave them, for whoever makes the page again.
+    `arguments`: those of kvtrial report that gave them, for whoever makes the page again. `archive`: what the campaign
+    is kept in, where the page is read without its folder.
     """
     # pandas and matplotlib take over a second to import: planning and sweeping go without.
     from kvtrial.analysis.export import write_summary
@@ -849,11 +852,18 @@ def write_outputs(
     fits = [*fits_of(campaign.campaign, protocol, verdict, models), *beside]
     page = build_report(
         verdict, protocol, records, about, frame, language=language, history=history, fits=fits,
-        prices=campaign.prices, commands=commands_of(directory, campaign, records, language, arguments),
+        prices=campaign.prices, commands=commands_of(directory, campaign, records, language, arguments, archive),
+        record_names=_record_names(directory, records),
     )  # fmt: skip
     write_atomically(directory / "report.html", page.encode())
     brief = build_brief(verdict, protocol, records, language=language, prices=campaign.prices, fits=fits)
     write_atomically(directory / "brief.md", brief.encode())
+
+
+def _record_names(directory: Path, records: "Sequence[RunRecord]") -> dict[tuple[str, str], str]:
+    """(host, run) → the name of its record's file, which may be compressed."""
+    runs = [(record.host, record.run) for record in records]
+    return {(host, run): record_path(directory / "runs" / host / run).name for host, run in runs}
 
 
 def _into_history(directory: Path, verdict: Verdict) -> None:

@@ -23,11 +23,12 @@ from kvtrial.analysis.report.selection import (
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.calibration import Calibration
 from kvtrial.record.record import PhaseRecord, RunRecord
+from kvtrial.record.store import RECORD
 from kvtrial.record.verdict import Verdict
 
 CONDITION_HOSTS_SHOWN_MAX = 20
 CONFIG_ENTRIES_MAX = 1500
-COMMANDS = ("campaign", "run", "verdict", "report")
+COMMANDS = ("unpack", "campaign", "run", "verdict", "report")
 
 
 class Section(Struct, frozen=True):
@@ -48,9 +49,14 @@ class Section(Struct, frozen=True):
 
 
 def section(
-    verdict: Verdict, chosen: Chosen, campaign: dict[str, Any], commands: Mapping[str, str], words: Words
+    verdict: Verdict,
+    chosen: Chosen,
+    campaign: dict[str, Any],
+    commands: Mapping[str, str],
+    words: Words,
+    record_names: Mapping[tuple[str, str], str],
 ) -> Section:
-    """The section; `campaign` is what campaign.json holds, `commands` what may be copied."""
+    """The section; `campaign` is what campaign.json holds, `commands` what may be copied, `record_names` their files."""
     records = chosen.records
     return Section(
         hosts=_condition_groups(records, words),
@@ -60,7 +66,7 @@ def section(
         prompts=_prompt_rows(records, words),
         provenance=_provenance(campaign),
         commands=_commands(commands, words),
-        runs=_run_rows(records, words),
+        runs=_run_rows(records, record_names, words),
         runs_left_out=max(0, len(records) - RUNS_SHOWN_MAX),
         time=_time_rows(verdict, words),
         card=_card_rows(records, chosen.arms, words),
@@ -235,7 +241,7 @@ def _commands(given: Mapping[str, str], words: Words) -> list[tuple[str, str]]:
     return [(words(f"command.{name}"), given[name]) for name in COMMANDS if name in given]
 
 
-def _run_rows(records: Sequence[RunRecord], words: Words) -> list[Row]:
+def _run_rows(records: Sequence[RunRecord], names: Mapping[tuple[str, str], str], words: Words) -> list[Row]:
     """A row a run with a link to its record; runs with a fault are kept where the table is cut."""
     kept = list(records)
     if len(kept) > RUNS_SHOWN_MAX:
@@ -255,7 +261,8 @@ def _run_rows(records: Sequence[RunRecord], words: Words) -> list[Row]:
             words(f"outcome.{record.outcome}"),
             f"{fault.fault}: {answer.one_line(fault.detail, 160)}" if fault else "",
         ]
-        link = "./" + quote(str(PurePosixPath("runs") / record.host / record.run)) + "/"
+        name = names.get((record.host, record.run), RECORD)
+        link = "./" + quote(str(PurePosixPath("runs") / record.host / record.run / name))
         rows.append(Row(f"{record.host} / {record.run}", cells, kind=record.outcome, link=link))
     return rows
 

@@ -40,13 +40,14 @@ def build_report(
     fits: Sequence[LengthFit] = (),
     prices: Prices | None = None,
     commands: Mapping[str, str] | None = None,
+    record_names: Mapping[tuple[str, str], str] | None = None,
 ) -> str:
     """The report as HTML text: pure, the same input gives the same text.
 
     `records`: all runs, dropped and faulty ones too. `campaign`: what campaign.json holds. `history`: of earlier
     campaigns, if any. `fits`: from which prefix length on it pays, of this campaign and of others with other models.
-    `prices`: what the user pays, for the brief. `commands`: what may be copied, by name (campaign, run, verdict,
-    report).
+    `prices`: what the user pays, for the brief. `commands`: what may be copied, by name (unpack, campaign, run,
+    verdict, report). `record_names`: (host, run) → its record's file, where that is not record.json.
     Everything that comes from a host, a log or a user is escaped. Missing parts (no run, one run, NaN) are laid out as
     "not measured".
     """
@@ -88,7 +89,7 @@ def build_report(
         offload=offload.section(verdict, protocol, chosen, fits, words),
         preemption=preemption.section(verdict.ladder, protocol.control, chosen, words, verdict.comparisons),
         fleet=fleet.section(verdict, chosen, history, words),
-        conditions=conditions.section(verdict, chosen, campaign, commands or {}, words),
+        conditions=conditions.section(verdict, chosen, campaign, commands or {}, words, record_names or {}),
         brief=brief.brief_of(verdict, protocol, chosen, words, prices, fits),
         summary_shape=None if summary_frame is None else summary_frame.shape,
     )
