@@ -116,9 +116,13 @@ CASES = {
     "2 of 6 pairs are valid, at least 6 are needed: with fewer the exact two-sided test cannot reach p < .05":
     "годных пар 2 из 6, нужно не меньше 6: с меньшим числом точный двусторонний критерий не достигает p < 0,05",
     "ttft_median_seconds of return, offload against control: ×0.15 [0.14, 0.2] at 96.9%, p = 0.031, 6 pairs":
-    "медиана времени до первого токена для вытесненного префикса, offload относительно control: "
+    "Медиана времени до первого токена для вытесненного префикса, offload относительно control: "
     "×0,15 [0,14; 0,2] при доверии 96,9\u00a0%, p = 0,031, пар 6",
-    "Gate hazards could not be decided": "Gate hazards could not be decided",
+    "Adopt more_kv. more_kv is BETTER by the primary comparison and no guard is WORSE.":
+    "Принять more_kv. more_kv: по главному сравнению BETTER, и ни один страж не WORSE.",
+    "a request stalls 0.0954 s less and queues 3.55e-06 s longer (sum -0.0954 s, interval -0.105 to -0.0931)":
+    "запрос простаивает на 95,4 мс меньше и ждёт в очереди на 0,00355 мс дольше "
+    "(вместе −95,4 мс, интервал −105 мс … −93,1 мс)",
 }  # fmt: skip
 
 

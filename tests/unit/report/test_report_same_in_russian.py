@@ -59,7 +59,8 @@ def test_every_advice_has_its_text() -> None:
 def test_an_undecided_gate_has_not_failed() -> None:
     host = build.host_verdict(gates=build.gates(launch_differs_as_declared=(None, "no record")), verdict="INVALID")
     verdict = build.verdict(verdict="INVALID", reason="no run left a record", hosts=[host])
-    assert top.headline(verdict, RU) == RU("head.invalid")
+    assert top.headline(verdict, RU) == "Вывода сделать нельзя: ни один запуск не оставил записи."
+    assert top.headline(msgspec.structs.replace(verdict, reason="the moon was full"), RU) == RU("head.invalid")
 
 
 def test_a_failed_gate_is_named_with_what_it_asks() -> None:
@@ -92,3 +93,21 @@ def test_the_same_within_a_margin_names_metric_and_place() -> None:
     said = top.headline(verdict, RU)
     assert "одинаковы в пределах" in said
     assert "для вытесненного префикса" in said
+
+
+def test_a_real_cause_of_an_invalid_verdict_is_the_headline_and_is_said_once() -> None:
+    detail = "return: pressure of 90 blocks is under 1.2 × 96 usable GPU blocks"
+    verdict = build.verdict(verdict="INVALID", reason=f"gate working_set failed: {detail}", break_even=None)
+    expected = "не пройдена проверка working_set: return: давление 90 блоков меньше 1,2 × 96 блоков GPU"
+    assert top.headline(verdict, RU) == f"Вывода сделать нельзя: {expected}."
+    assert expected not in " ".join(text for _, text, _ in top.answers(verdict, RU))
+
+
+def test_a_reason_of_an_advice_is_given_without_the_advice_again() -> None:
+    advice = Recommendation(
+        action="adopt more_kv", reason="more_kv is BETTER by the primary comparison and no guard is WORSE", pins={}
+    )
+    page = Page(render(build.verdict(recommendation=advice), language="ru")).text.replace("\u00a0", " ")
+    assert "Принять more_kv." in page
+    assert "more_kv: по главному сравнению BETTER, и ни один страж не WORSE." in page
+    assert "Принять more_kv. more_kv" not in page

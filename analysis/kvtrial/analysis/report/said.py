@@ -35,8 +35,8 @@ HOLES = {
 OPTIONAL = re.compile(r"\\\[(\w+)\\\]")
 PROSE = re.compile(r"[A-Za-z]{2,} [a-z]{2,}")
 """Two words in a row: a text in which no form was found, and which is more than names and numbers."""
-STOP = re.compile(r"[.?!]?\n|[.?!](?:$| (?=[A-Z0-9]))")
-"""What ends a sentence; a point before a small letter ends none."""
+STOP = re.compile(r"[.?!]?\n|[.?!](?:$| )")
+"""What ends a sentence."""
 DEPTH_MAX = 6
 LIST_ITEMS_MAX = 40
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -96,17 +96,18 @@ def _said(text: str, language: str) -> tuple[Part, ...]:
     found: list[Part] = []
     for line in text.splitlines(keepends=True):
         for sentence, end in _sentences(line):
-            parts = _sentence(sentence, words)
+            parts = _sentence(sentence, words) if sentence else []
             found += [*parts, Part(end, english=bool(parts) and parts[-1].english)]
     return tuple(_joined(found))
 
 
 def _sentence(text: str, words: Words) -> list[Part]:
-    """One sentence; a form may begin small where the sentence begins with a capital."""
-    parts = _clauses(text, words, 0) if text else []
-    if not text[:1].isupper():
+    """One sentence; a form may begin small where the sentence begins with a capital, or with a metric's name."""
+    parts = _joined(_clauses(text, words, 0))
+    first = text.split(" ")[0]
+    if not first[:1].isupper() and ("_" not in first or parts[0].text.startswith(first)):
         return parts
-    small = _clauses(text[0].lower() + text[1:], words, 0)
+    small = _joined(_clauses(text[0].lower() + text[1:], words, 0))
     if _english(small) < _english(parts):
         parts = small
     begun = parts[0].text

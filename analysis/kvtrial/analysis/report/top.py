@@ -19,6 +19,9 @@ def headline(verdict: Verdict, words: Words) -> str:
         return said_text(answer.headline(verdict), words)
     primary = answer.primary_of(verdict.comparisons)
     if verdict.verdict == "INVALID":
+        if verdict.reason and is_said(verdict.reason, words):
+            said = said_text(answer.sentence(verdict.reason), words)
+            return words("head.invalid_reason", reason=said[:1].lower() + said[1:])
         gate = _failed_gate(verdict)
         if gate is None:
             return words("head.invalid")
@@ -273,17 +276,21 @@ def answers(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
 def _translated(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
     """The same from the verdict's numbers; its reason and its advice are the analysis's own."""
     primary = answer.primary_of(verdict.comparisons)
-    found: list[tuple[str, str | None, bool]] = [(words("answer.why"), answer.sentence(verdict.reason), True)]
+    found: list[tuple[str, str | None, bool]] = []
+    if verdict.verdict != "INVALID" or not is_said(verdict.reason, words):
+        found.append((words("answer.why"), answer.sentence(verdict.reason), True))
     if verdict.verdict != "INVALID":
         found += [
             (words("answer.elsewhere"), _elsewhere(verdict, words), False),
             (words("answer.even"), break_even(verdict, words), False),
             (words("answer.detection"), _detection(primary, words), False),
         ]
-    found += [
-        (words("answer.next"), answer.next_text(verdict), True),
-        (words("answer.checks"), counts(verdict, words), False),
-    ]
+    if not next_is_the_tools(verdict, words):
+        # The action stands above, in the catalogue's words; what is left is why.
+        why = answer.one_line(verdict.recommendation.reason)
+        said_already = why in answer.one_line(verdict.reason)
+        found.append((words("answer.next"), "" if said_already else answer.sentence(why), True))
+    found.append((words("answer.checks"), counts(verdict, words), False))
     return [(label, text, quoted) for label, text, quoted in found if text]
 
 
