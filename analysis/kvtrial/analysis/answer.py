@@ -493,7 +493,15 @@ def _short(comparison: ComparisonResult, with_arm: bool) -> str:
     where = SHORT_PLACES.get(comparison.phase, f" in {comparison.phase}")
     arm = f", {comparison.arm}:" if with_arm else ""
     word = SHORT_VERDICTS.get(comparison.verdict, comparison.verdict)
+    if is_within_a_size(comparison):
+        # 36 GiB more are not the same, though they are what was declared for the tier.
+        word = f"within the declared {margin_text(comparison)}"
     return f"{name}{where}{arm} {effect_text(comparison)}{interval} {word}"
+
+
+def is_within_a_size(comparison: ComparisonResult) -> bool:
+    """Whether EQUIVALENT means within a size that was declared, and not the same."""
+    return (comparison.verdict, comparison.effect_scale, unit_of(comparison)) == ("EQUIVALENT", "difference", "bytes")
 
 
 def elsewhere_text(verdict: Verdict) -> str | None:

@@ -355,6 +355,9 @@ def _way(
                         ("sequences", ("sequence",))):  # fmt: skip
         kind = name if unit in units else kind
     takes = words.cost(arm.cost_amount, unit) if arm.cost_amount and unit else "–"
+    theirs = next((one for one in verdict.ladder.arms if one.arm == control), None) if verdict.ladder else None
+    if gpus := preemption.gpus_words(arm, theirs, words):
+        takes += f"\n{gpus}"
     by_profile = {entry.profile: entry for entry in arm.reached}
     reached = [preemption.reached_words(by_profile.get(name), words) for name in profiles]
     prices = [

@@ -53,6 +53,8 @@ def _row(item: ComparisonResult, words: Words, *, with_note: bool) -> Row:
     note = words("comparison.against", arm=item.arm, against=against)
     if item.note and with_note:
         note += f". {said_text(answer.sentence(item.note), words)}"
+    if answer.is_within_a_size(item):
+        note += f". {words('comparison.within', margin=words.local(answer.margin_text(item)))}"
     where = words("whole_run") if item.phase == "run" else item.phase
     moved = "moved" if item.moved else ""
     return Row(f"{where}: {words.metric(item.metric)}", cells, kind=moved or item.verdict, note=note)

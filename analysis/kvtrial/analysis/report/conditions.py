@@ -22,7 +22,7 @@ from kvtrial.analysis.report.selection import (
 )
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.calibration import Calibration
-from kvtrial.record.record import PhaseRecord, RunRecord
+from kvtrial.record.record import PhaseRecord, Resolved, RunRecord
 from kvtrial.record.store import RECORD
 from kvtrial.record.verdict import Verdict
 
@@ -56,7 +56,7 @@ def section(
     words: Words,
     record_names: Mapping[tuple[str, str], str],
 ) -> Section:
-    """The section; `campaign` is what campaign.json holds, `commands` what may be copied, `record_names` their files."""
+    """The section; `campaign` is what campaign.json holds, `commands` may be copied, `record_names` name the records."""
     records = chosen.records
     return Section(
         hosts=_condition_groups(records, words),
@@ -170,11 +170,33 @@ def _plain(value: Any) -> str:
 
 
 def _configuration_differences(records: Sequence[RunRecord], arms: Sequence[str]) -> list[Row]:
-    """Entries of the resolved configuration that are not the same in all arms."""
+    """Entries of the resolved configuration that are not the same in all arms.
+
+    What differs between runs of one arm on one host, as a path of each start, is no difference of the arms.
+    """
     configs = [_resolved_config(records, arm) for arm in arms]
     keys = sorted({key for config in configs for key in config})
     rows = [Row(key, [config.get(key, "–") for config in configs]) for key in keys]
-    return [row for row in rows if len(set(row.cells)) > 1][:CONFIG_ENTRIES_MAX]
+    return [row for row in rows if len(set(row.cells)) > 1 and not _is_of_a_start(records, row.head)][
+        :CONFIG_ENTRIES_MAX
+    ]
+
+
+def _is_of_a_start(records: Sequence[RunRecord], key: str) -> bool:
+    """Whether an entry has other values in other runs of one arm on one host."""
+    values: dict[tuple[str, str], str] = {}
+    for record in records:
+        if record.resolved is not None:
+            found = _entry(record.resolved, key)
+            if values.setdefault((record.host, record.arm), found) != found:
+                return True
+    return False
+
+
+def _entry(resolved: Resolved, key: str) -> str:
+    of_the_log = key.removeprefix("log: ")
+    known = resolved.log_facts if of_the_log != key else resolved.config
+    return _plain(known.get(of_the_log, "–"))
 
 
 def _configurations(records: Sequence[RunRecord], arms: Sequence[str]) -> list[tuple[str, str]]:

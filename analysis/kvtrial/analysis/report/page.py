@@ -78,6 +78,8 @@ def build_report(
         next=top.next_step(verdict, words),
         next_said=answer.next_text(verdict) if top.next_is_the_tools(verdict, words) else "",
         started=min((record.times.started_at_utc for record in chosen.records), default=""),
+        title=words.title(protocol.title),
+        is_ladder=protocol.ladder is not None,
         arms=chosen.arms,
         arm_titles={arm: words.title(protocol.arms[arm].title) for arm in chosen.arms if arm in protocol.arms},
         counts=top.counts(verdict, words),

@@ -49,17 +49,11 @@ def section(
     own = [run for run in chosen.used if run.arm == control and run.host == ladder.host]
     told = _time_line_phase(own)
     plots = [
-        drawn(
-            figures.ladder_plot(ladder, words, words("caption.ladder")), words("figure.ladder"), words("caption.ladder")
-        ),
+        _arms_plot(figures.ladder_plot, ladder, "ladder", words),
         _time_line(told, words),
         _ledger_plot(own, ladder, words),
         _lengths_plot(own, words),
-        drawn(
-            figures.reached_plot(ladder.arms, words, words("caption.reached")),
-            words("figure.reached"),
-            words("caption.reached"),
-        ),
+        _arms_plot(figures.reached_plot, ladder, "reached", words),
     ]
     return Section(
         words=ladder.regime[:said],
@@ -74,12 +68,23 @@ def section(
     )
 
 
+def _arms_plot(
+    draw: Callable[[LadderResult, Words, str], str | None], ladder: LadderResult, name: str, words: Words
+) -> Plot | None:
+    """A figure of all arms; its caption names those that it has no room for."""
+    caption = words(f"caption.{name}")
+    if left_out := [arm.arm for arm in ladder.arms[figures.ARMS_DRAWN_MAX :]]:
+        caption += " " + words("caption.arms_not_drawn", arms=", ".join(left_out))
+    return drawn(draw(ladder, words, caption), words(f"figure.{name}"), caption)
+
+
 # ------------------------------------------------------------------------------------------------- change by change
 
 
 def _changes(ladder: LadderResult, control: str, comparisons: Sequence[ComparisonResult], words: Words) -> Table | None:
     """A row an arm that differs from the control in one thing: what it buys, for what, and whether the delay moved."""
-    rows = [_change(arm, comparisons, control, words) for arm in ladder.arms if arm.arm != control]
+    theirs = next((arm for arm in ladder.arms if arm.arm == control), None)
+    rows = [_change(arm, theirs, comparisons, control, words) for arm in ladder.arms if arm.arm != control]
     if not rows:
         return None
     heads = [words(f"change.{name}") for name in ("head", "buys", "costs", "onset", "reached", "moved")]
@@ -123,7 +128,20 @@ def _preempted_word(arm: str, comparisons: Sequence[ComparisonResult], control: 
     return words.or_else(f"word.{found[0].verdict}", found[0].verdict) if found else ""
 
 
-def _change(arm: ArmLadder, comparisons: Sequence[ComparisonResult], control: str, words: Words) -> Row:
+def gpus_words(arm: ArmLadder, control: ArmLadder | None, words: Words) -> str:
+    """How many GPUs an arm takes where that is not what the control takes."""
+    if control is None or not arm.gpus or arm.gpus == control.gpus:
+        return ""
+    return words("change.gpus", mine=words.count(arm.gpus, "cost.GPU"), theirs=control.gpus)
+
+
+def _change(
+    arm: ArmLadder,
+    theirs: ArmLadder | None,
+    comparisons: Sequence[ComparisonResult],
+    control: str,
+    words: Words,
+) -> Row:
     fewer = arm.fewer_preemptions_per_1000
     buys = "–"
     if fewer is not None:
@@ -139,7 +157,9 @@ def _change(arm: ArmLadder, comparisons: Sequence[ComparisonResult], control: st
         cost = words.cost(arm.cost_amount, arm.cost_unit)
         if arm.fewer_preemptions_per_1000_per_unit is not None:
             rate = words.number(abs(arm.fewer_preemptions_per_1000_per_unit))
-            cost += "\n" + words("change.per_unit", rate=rate)
+            cost += "\n" + words("change.per_unit", rate=rate, unit=words.piece(arm.cost_unit))
+    if gpus := gpus_words(arm, theirs, words):
+        cost += f"\n{gpus}"
     onset = words.whole(arm.onset_measured) if arm.onset_measured is not None else words("change.no_onset")
     reached = "\n".join(
         f"{words.or_else(f'profile.{entry.profile}', entry.profile)}: " + reached_words(entry, words)
@@ -308,8 +328,9 @@ def _lines(runs: Sequence[RunRecord], words: Words) -> list[Table]:
 
 
 def _thinned(points: Sequence[PressurePoint]) -> Sequence[PressurePoint]:
+    """Points evenly from all, the last among them: it has the counts of the whole level."""
     step = -(-len(points) // LINE_POINTS_MAX)
-    return points[::step]
+    return points[::step] if (len(points) - 1) % step == 0 else [*points[::step], points[-1]]
 
 
 def _point(point: PressurePoint, words: Words) -> Row:

@@ -213,6 +213,10 @@ ACTIONS = {
     "gate": re.compile(r"mend what gate (?P<gate>\S+) found, then run again"),
     "cause": re.compile(r"mend the cause, then run again"),
     "more_pairs": re.compile(r"run again with more pairs: (?P<pairs>\d+) pairs needed"),
+    "pairs_reach": re.compile(
+        r"run again with more pairs: with (?P<pairs>\d+) pairs? the exact two-sided test cannot reach p < \.05 "
+        r"\(its least p is [\d.e-]+\); at least (?P<least>\d+) pairs are needed"
+    ),
     "valid_pairs": re.compile(r"run again, with at least 6 valid pairs"),
 }
 """What the verdict recommends, where other languages have a sentence for it: `next.NAME`."""
@@ -315,7 +319,9 @@ def _guards(guards: Sequence[ComparisonResult], words: Words) -> str:
             arm=item.arm,
             effect=compact(answer.effect_text(item), words),
             interval=compact(answer.interval_text(item), words),
-            word=words.or_else(f"word.{item.verdict}", item.verdict),
+            word=words("answer.within", margin=words.local(answer.margin_text(item)))
+            if answer.is_within_a_size(item)
+            else words.or_else(f"word.{item.verdict}", item.verdict),
         )
         for item in guards
     )

@@ -23,17 +23,32 @@ _RU_UNITS = {
     "preemptions per 1,000 requests": "вытеснений на 1000 запросов", "per 1,000 requests": "на 1000 запросов",
 }  # fmt: skip
 MINUS = "\u2212"
+_TIMES = re.compile(r"(?<!\w)x(?=\d[\d,]*(?:\.\d+)?(?![\w.-]))")
+_TIMES_IN_A_SENTENCE = re.compile(r"(?<!\w)x(?=\d[\d,]*(?:\.\d+(?![\w.-])| \(-?[\d.]|, \d+ ?% | or more))")
+"""A name may be x2 as well: a ratio has a fraction, an interval, or so much "or more"."""
+_MINUS = re.compile(r"(?<![\w.,)\]\-=/])-(?=\d)")
+_MINUS_IN_A_SENTENCE = re.compile(r"(--?[A-Za-z][\w.-]* )?(?<![\w.,)\]\-=/])-(?=\d)")
+"""Behind an option stands what a shell is to take."""
 _SIGNS = (
-    (re.compile(r"(?<!\w)x(?=\d[\d,]*(?:\.\d+)?(?![\w.-]))"), "×"),
     (re.compile(r"(?<![\w.,])\.(?=\d)"), "0."),
     (re.compile(r"(?<=\d)%"), f"{NBSP}%"),
-    (re.compile(r"(?<![\w.,)\]\-=/])-(?=\d)"), MINUS),
 )
 _UNIT = re.compile(r"(?<![\w.])(?:" + "|".join(sorted(map(re.escape, _RU_UNITS), key=len, reverse=True)) + r")(?!\w)")
 
 
 def signs(text: str) -> str:
-    """`text` with numbers as the pages write them: ×0.2, 0.031, 97 %, −3; a terminal has x0.2, .031 and -3."""
+    """A sentence with numbers as the pages write them: ×0.2, 0.031, 97 %, −3; a terminal has x0.2, .031 and -3."""
+    text = _TIMES_IN_A_SENTENCE.sub("×", text)
+    text = _MINUS_IN_A_SENTENCE.sub(lambda found: found[0] if found[1] else MINUS, text)
+    return _other_signs(text)
+
+
+def _number_signs(text: str) -> str:
+    """The same of a number by itself, which is no name."""
+    return _other_signs(_MINUS.sub(MINUS, _TIMES.sub("×", text)))
+
+
+def _other_signs(text: str) -> str:
     for found, written in _SIGNS:
         text = found.sub(written, text)
     return text
@@ -97,7 +112,7 @@ class Words:
 
     def local(self, text: str) -> str:
         """A formatted number with its unit as this language writes it; not for sentences."""
-        text = signs(text)
+        text = _number_signs(text)
         if self.is_english:
             return text
         text = _UNIT.sub(lambda found: _RU_UNITS[found[0]], text)
@@ -123,6 +138,12 @@ class Words:
     def whole(self, value: float | None) -> str:
         """A count; "–" where there is none."""
         return "–" if value is None or not answer.is_number(value) else self.local(f"{value:,.0f}")
+
+    def piece(self, unit: str) -> str:
+        """One of what a change takes: "GiB", "replica"."""
+        if unit.startswith("GiB"):
+            return self("unit.gib")
+        return self.texts[f"n.cost.{unit}"].split("|")[0] if self.has(f"n.cost.{unit}") else unit
 
     def title(self, text: str) -> str:
         """An arm's title or a protocol's question, as a protocol says it; in another language where there is a text."""
