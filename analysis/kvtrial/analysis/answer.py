@@ -299,7 +299,7 @@ def margin_text(comparison: ComparisonResult) -> str:
 
 def count(number: int, noun: str) -> str:
     """ "1 pair", "6 pairs"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def statistics_text(comparison: ComparisonResult) -> str:
@@ -428,13 +428,13 @@ def _gate_sentences(verdict: Verdict, limit: int) -> list[str]:
 def runs_text(verdict: Verdict) -> str:
     """ "12 of 12 runs valid", with dropped runs and engine faults where there were any."""
     runs = [host.runs for host in verdict.hosts]
-    text = f"{sum(run.valid for run in runs)} of {count(sum(run.planned for run in runs), 'run')} valid"
+    text = f"{sum(run.valid for run in runs):,} of {count(sum(run.planned for run in runs), 'run')} valid"
     dropped, faults = sum(run.dropped for run in runs), sum(run.engine_faults for run in runs)
     if dropped:
-        text += f", {dropped} dropped with their pairs for a fault of the environment"
+        text += f", {dropped:,} dropped with their pairs for a fault of the environment"
     if faults:
         text += f", {count(faults, 'engine fault')}"
-    return text if len(runs) < 2 else f"{text} on {len(runs)} hosts"
+    return text if len(runs) < 2 else f"{text} on {len(runs):,} hosts"
 
 
 def engine_faults(verdict: Verdict) -> int:

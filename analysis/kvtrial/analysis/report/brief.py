@@ -63,7 +63,7 @@ def brief_of(
     points = [
         (words("brief.compared"), _compared(verdict, protocol, words)),
         (words("brief.todo"), top.next_step(verdict, words)),
-        (words("brief.regime"), _regime(ladder, words)),
+        (words("brief.regime"), f"{_regime(ladder, words)} {preemption.host_words(ladder, len(verdict.hosts), words)}"),
         *_profiles(ladder, protocol, words),
         (words("brief.process"), _process(verdict, chosen, ladder, words)),
         (words("brief.service"), _service(verdict, ladder, protocol.control, words)),
@@ -73,7 +73,7 @@ def brief_of(
     return Brief(
         title=words("brief.title"),
         answer=_answer(verdict, words),
-        points=[(label, text) for label, text in points if text],
+        points=[(label, text.rstrip()) for label, text in points if text.strip()],
         ways=_ways(verdict, protocol.control, words),
         ways_note=_ways_note(ladder, words),
         unmeasured_title=words("brief.unmeasured"),

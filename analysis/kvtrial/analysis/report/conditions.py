@@ -35,6 +35,7 @@ class Section(Struct, frozen=True):
     """All of the section."""
 
     hosts: list[tuple[str, list[tuple[str, str]]]]
+    hosts_left_out: str
     launches: list[tuple[str, str]]
     differences: list[Row]
     configurations: list[tuple[str, str]]
@@ -56,15 +57,16 @@ def section(
     words: Words,
     record_names: Mapping[tuple[str, str], str],
 ) -> Section:
-    """The section; `campaign` is what campaign.json holds, `commands` may be copied, `record_names` name the records."""
+    """The section; `campaign` is what campaign.json holds; `commands` may be copied, `record_names` are for links."""
     records = chosen.records
     return Section(
         hosts=_condition_groups(records, words),
+        hosts_left_out=_hosts_left_out(records, words),
         launches=_launches(records),
         differences=_configuration_differences(records, chosen.arms),
         configurations=_configurations(records, chosen.arms),
         prompts=_prompt_rows(records, words),
-        provenance=_provenance(campaign),
+        provenance=_provenance(campaign, words),
         commands=_commands(commands, words),
         runs=_run_rows(records, record_names, words),
         runs_left_out=max(0, len(records) - RUNS_SHOWN_MAX),
@@ -86,6 +88,12 @@ def _condition_groups(records: Sequence[RunRecord], words: Words) -> list[tuple[
         ]
         groups.append((host, facts))
     return groups
+
+
+def _hosts_left_out(records: Sequence[RunRecord], words: Words) -> str:
+    """How many hosts' conditions and calibrations stand in the records alone; "" where all stand here."""
+    left_out = len({record.host for record in records}) - CONDITION_HOSTS_SHOWN_MAX
+    return words("conditions.left_out", count=words.whole(left_out)) if left_out > 0 else ""
 
 
 def _gpus(record: RunRecord) -> str:
@@ -243,7 +251,7 @@ def _range(values: Sequence[int]) -> str:
     return f"{values[0]:,}" if values[0] == values[-1] else f"{values[0]:,} – {values[-1]:,}"
 
 
-def _provenance(campaign: dict[str, Any]) -> list[tuple[str, str]]:
+def _provenance(campaign: dict[str, Any], words: Words) -> list[tuple[str, str]]:
     """campaign.json without the protocol and the plan, flattened to (dotted name, value)."""
     found: list[tuple[str, str]] = []
 
@@ -255,7 +263,8 @@ def _provenance(campaign: dict[str, Any]) -> list[tuple[str, str]]:
             found.append((prefix, _plain(value)))
 
     walk("", {key: value for key, value in campaign.items() if key not in ("plan", "protocol")})
-    return found[:HOSTS_SHOWN_MAX]
+    more = [("…", words("gates.more", count=words.whole(len(found) - HOSTS_SHOWN_MAX)))]
+    return found if len(found) <= HOSTS_SHOWN_MAX else found[:HOSTS_SHOWN_MAX] + more
 
 
 def _commands(given: Mapping[str, str], words: Words) -> list[tuple[str, str]]:

@@ -24,7 +24,7 @@ def gate_rows(verdict: Verdict, words: Words) -> list[Row]:
             details.append(f"{host}: {detail}" if host and hosts > 1 else detail)
         left_out = len(telling) - len(details)
         if left_out > 0:
-            details.append(words("gates.more_hosts", count=left_out))
+            details.append(words("gates.more_hosts", count=words.whole(left_out)))
         passed = sum(result.passed is True for _, result in results)
         numbers = words("of", part=passed, whole=hosts) if hosts > 1 else ""
         meaning = words.or_else(f"gate.{name}", "")
@@ -49,3 +49,9 @@ def fault_rows(records: Sequence[RunRecord], words: Words) -> list[Row]:
         cells = [record.arm, place, clipped(" ".join(map(answer.sentence, parts)))]
         rows.append(Row(f"{record.host} / {record.run}", cells, kind=record.outcome, note=log))
     return sorted(rows, key=lambda row: row.kind != "engine_fault")[:HOSTS_SHOWN_MAX]
+
+
+def faults_left_out(records: Sequence[RunRecord], words: Words) -> str:
+    """How many more runs did not complete than the table has room for; "" where it has all."""
+    more = sum(record.fault is not None for record in records) - HOSTS_SHOWN_MAX
+    return words("faults.left_out", runs=words.count(more, "run")) if more > 0 else ""

@@ -85,11 +85,14 @@ def build_report(
         counts=top.counts(verdict, words),
         gates=gates.gate_rows(verdict, words),
         faults=gates.fault_rows(chosen.records, words),
+        faults_left_out=gates.faults_left_out(chosen.records, words),
         dropped=dropped_pairs(verdict, chosen.records),
         engine_faults=answer.engine_faults(verdict),
         comparisons=comparisons.groups(verdict.comparisons, words),
         offload=offload.section(verdict, protocol, chosen, fits, words),
-        preemption=preemption.section(verdict.ladder, protocol.control, chosen, words, verdict.comparisons),
+        preemption=preemption.section(
+            verdict.ladder, protocol.control, chosen, words, verdict.comparisons, len(verdict.hosts)
+        ),
         fleet=fleet.section(verdict, chosen, history, words),
         conditions=conditions.section(verdict, chosen, campaign, commands or {}, words, record_names or {}),
         brief=brief.brief_of(verdict, protocol, chosen, words, prices, fits),

@@ -7,7 +7,7 @@ from msgspec import Struct
 from kvtrial.analysis.regime import CHANGE_MARKS
 from kvtrial.analysis.report import figures_preemption as figures
 from kvtrial.analysis.report.said import said_text
-from kvtrial.analysis.report.selection import Chosen, Plot, Row, Table, drawn
+from kvtrial.analysis.report.selection import Chosen, Plot, Row, Table, clipped, drawn
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.ladder import ArmLadder, LadderResult, Level, Reached
 from kvtrial.record.pressure import PressurePoint
@@ -31,6 +31,7 @@ class Section(Struct, frozen=True):
     levels: list[Table]
     lines: list[Table]
     how: str
+    host: str
 
 
 def section(
@@ -39,6 +40,7 @@ def section(
     chosen: Chosen,
     words: Words,
     comparisons: Sequence[ComparisonResult] = (),
+    hosts: int = 1,
 ) -> Section | None:
     """The section of a campaign with a ladder, None without."""
     if ladder is None:
@@ -65,7 +67,15 @@ def section(
         levels=[_levels(arm, words) for arm in ladder.arms],
         lines=_lines(own, words),
         how=_how(own, ladder, words),
+        host=host_words(ladder, hosts, words),
     )
+
+
+def host_words(ladder: LadderResult | None, hosts: int, words: Words) -> str:
+    """Which host a ladder is of, where a campaign has several; "" where it has one."""
+    if ladder is None or hosts < 2:
+        return ""
+    return words("preemption.host", host=clipped(ladder.host, 60), hosts=words.count(hosts, "host_of"))
 
 
 def _arms_plot(

@@ -406,10 +406,10 @@ def counts(verdict: Verdict, words: Words) -> str:
     states = [answer.gate_state([result for _, result in found]) for found in answer.gates_by_name(verdict).values()]
     return words(
         "answer.counts",
-        valid=sum(run.valid for run in runs),
-        planned=sum(run.planned for run in runs),
-        dropped=sum(run.dropped for run in runs),
-        faults=sum(run.engine_faults for run in runs),
+        valid=words.whole(sum(run.valid for run in runs)),
+        planned=words.whole(sum(run.planned for run in runs)),
+        dropped=words.whole(sum(run.dropped for run in runs)),
+        faults=words.whole(sum(run.engine_faults for run in runs)),
         passed=states.count("passed"),
         gates=len(states) - states.count("not_required"),
         failed=states.count("failed"),

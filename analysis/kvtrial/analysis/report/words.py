@@ -89,17 +89,20 @@ class Words:
     def amount(self, value: float, noun: str, *, signed: bool = False) -> str:
         """A number that need not be whole with its noun: "1 pair", "62.5 preemptions", "−23 sequences"."""
         shown = answer.number_text(value) if value != round(value) else f"{value:,.0f}"
-        forms = self.texts[f"n.{noun}"].split("|")
-        fraction, size = "." in shown, abs(round(value))
-        if len(forms) == 2:
-            form = forms[0] if size == 1 and not fraction else forms[1]
-        else:
-            # In Russian a fraction takes the form of two.
-            tens, ones = size % 100, size % 10
-            few = fraction or (2 <= ones <= 4 and not 12 <= tens <= 14)
-            form = forms[1] if few else forms[0] if ones == 1 and tens != 11 else forms[2]
         plus = "+" if signed and value > 0 else ""
-        return f"{self.local(f'{plus}{shown}')}{NBSP}{form}"
+        return f"{self.local(f'{plus}{shown}')}{NBSP}{self.form(value, noun)}"
+
+    def form(self, value: float, noun: str) -> str:
+        """The form of a noun that goes with a number."""
+        fraction = value != round(value) and "." in answer.number_text(value)
+        forms = self.texts[f"n.{noun}"].split("|")
+        size = abs(round(value))
+        if len(forms) == 2:
+            return forms[0] if size == 1 and not fraction else forms[1]
+        # In Russian a fraction takes the form of two.
+        tens, ones = size % 100, size % 10
+        few = fraction or (2 <= ones <= 4 and not 12 <= tens <= 14)
+        return forms[1] if few else forms[0] if ones == 1 and tens != 11 else forms[2]
 
     def cost(self, value: float, unit: str) -> str:
         """What a change takes more of (negative: less), in its protocol's unit: "+1 MiB of KV cache", "+1 replica"."""
