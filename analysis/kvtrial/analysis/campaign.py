@@ -11,6 +11,7 @@ results/history/                        every campaign's numbers by host, protoc
 results/latest                          link to the newest that something was fetched of
 """
 
+import errno
 import hashlib
 import math
 import os
@@ -70,6 +71,8 @@ if TYPE_CHECKING:
     from kvtrial.analysis.lengths import LengthFit
     from kvtrial.analysis.reproduce import Archive
 
+TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
+"""How a file is called while it is written."""
 EXIT_STATUS = {"INVALID": 4, "INCONCLUSIVE": 3}
 UNUSABLE = 2
 HISTORY = "history"
@@ -152,6 +155,11 @@ def disk_errors_said() -> Iterator[None]:
 def disk_sentence(error: OSError) -> str:
     """What the disk refused and on which file, in one sentence."""
     where = error.filename2 or error.filename
+    if isinstance(where, str) and (temporary := TEMPORARY.fullmatch(Path(where).name)):
+        # The file that was to be written is known to whoever named it, the one on its way to it is not.
+        where = str(Path(where).with_name(temporary[1]))
+    if error.errno == errno.ENOENT and isinstance(where, str) and not Path(where).parent.is_dir():
+        return f"{where} can't be written: there is no folder {Path(where).parent}; make it, or name another."
     what = (error.strerror or str(error)).lower()
     return (
         f"{where or 'a file'} can't be read or written ({what}); look at its permissions and at the free space, then "
