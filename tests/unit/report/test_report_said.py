@@ -34,6 +34,8 @@ NO_SENTENCE = {
     "shown on a",
 }
 """Values and marks that a page has words of its own for, or that other pieces hold."""
+NO_SENTENCE_FROM = ("UnusableInput", "ValueError", "re.compile")
+"""What a user is refused with stands on no page."""
 TWO_WORDS = re.compile(r"[A-Za-z]{2,} [a-z]{2,}")
 
 
@@ -46,7 +48,7 @@ def pieces(source: str) -> Iterator[str]:
         for inner in body if isinstance(body, list) else []:
             if isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Constant):
                 passed_over.add(id(inner.value))
-        if isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and ast.unparse(node.func) == "re.compile"):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in NO_SENTENCE_FROM:
             passed_over |= {id(inner) for inner in ast.walk(node)}
     for node in ast.walk(tree):
         if id(node) not in passed_over and isinstance(node, ast.Constant) and isinstance(node.value, str):

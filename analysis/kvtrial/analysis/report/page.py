@@ -22,8 +22,8 @@ from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import RunRecord
 from kvtrial.record.verdict import Verdict
 
-UNIT_SPACE = re.compile(r"(?<=\d) (?=(?:%|ms|s|B|[KMGT]iB|pairs?|runs?)\b|%)")
-"""The space between a number and its unit, where no line should break."""
+UNIT_SPACE = re.compile(r"(?<=\d) (?=(?:%|ms|s|B|[KMGT]iB|pairs?|runs?)\b|%)|(?<=\bp) (?=[=<.\d])|(?<=\bp =) (?=[.\d])")
+"""The space between a number and its unit, or p and its value, where no line should break."""
 LONG_HEADLINE = 160
 SCRIPT_TEXTS = ("copy", "copied", "filter", "rows")
 
