@@ -23,7 +23,7 @@ CONTEXT_UNITS = ("token of answer", "token of prompt")
 REPLICA_UNITS = ("replica", "GPU")
 RAM = "ram_used_peak_bytes"
 LENGTHS_SAID_MAX = 3
-WORSE_SAID_MAX = 4
+WORSE_SAID_MAX = 3
 GPU_SECONDS = "gpu_seconds_per_request"
 MARKDOWN_SPECIAL = "\\`*_[]<>|#"
 
@@ -31,7 +31,8 @@ MARKDOWN_SPECIAL = "\\`*_[]<>|#"
 class Brief(Struct, frozen=True):
     """The brief: its answer, (label, sentence) pairs, the ways to more capacity, what was not measured, and its terms.
 
-    `quoted`: labels whose sentence is English on a page of another language.
+    `undecided` and `terms` stand on the page alone: brief.md is half a page. `quoted`: labels whose sentence is English on
+    a page of another language.
     """
 
     title: str
@@ -41,6 +42,7 @@ class Brief(Struct, frozen=True):
     ways_note: str
     unmeasured_title: str
     unmeasured: list[str]
+    undecided: str
     terms: str
     quoted: list[str]
 
@@ -78,6 +80,7 @@ def brief_of(
         ways_note=_ways_note(ladder, words),
         unmeasured_title=words("brief.unmeasured"),
         unmeasured=_unmeasured(verdict, chosen, ladder, words),
+        undecided=_undecided(verdict, words),
         terms=words("brief.terms"),
         quoted=[]
         if is_said(answer.next_text(verdict), words) or not top.next_is_the_tools(verdict, words)
@@ -99,6 +102,7 @@ def _invalid(verdict: Verdict, chosen: Chosen, words: Words) -> Brief:
         ways_note="",
         unmeasured_title=words("brief.unmeasured"),
         unmeasured=[words("unmeasured.invalid")],
+        undecided="",
         terms="",
         quoted=[] if is_said(verdict.reason, words) else [words("answer.why")],
     )
@@ -169,7 +173,7 @@ def _profiles(ladder: LadderResult | None, protocol: Protocol, words: Words) -> 
         if entry.output_tokens_per_second is not None:
             text += words("brief.profile_rate", rate=words.whole(entry.output_tokens_per_second))
         preempted = _preempted_at(ladder.levels, entry.concurrency)
-        if preempted is not None:
+        if preempted:
             text += words("brief.profile_preempted", rate=words.amount(1000 * preempted, "preemption"))
         said.append((label, text + "."))
     return said
@@ -402,11 +406,6 @@ def _unmeasured(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, w
     """What a reader might take for measured and is not."""
     samples = [record.samples for record in chosen.records if record.samples is not None]
     primary = answer.primary_of(verdict.comparisons)
-    undecided = [
-        f"{words.short_metric(item.metric)} {words.place(item.phase)} ({item.arm} / {item.against})"
-        for item in verdict.comparisons
-        if item.role == "guard" and item.verdict == "INCONCLUSIVE"
-    ]
     missing = [
         ("gpu", verdict.evidence != "gpu"),
         ("ladder", ladder is None),
@@ -419,9 +418,17 @@ def _unmeasured(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, w
         ("recomputed", ladder is not None and any(level.preemptions for level in ladder.levels)),
     ]
     said = [words(f"unmeasured.{name}") for name, lacks in missing if lacks]
-    if undecided:
-        said.append(words("unmeasured.guards", names="; ".join(undecided)))
     return [*said, words("unmeasured.production")]
+
+
+def _undecided(verdict: Verdict, words: Words) -> str:
+    """The guards that so many pairs leave undecided; "" where there is none."""
+    names = [
+        f"{words.short_metric(item.metric)} {words.place(item.phase)} ({item.arm} / {item.against})"
+        for item in verdict.comparisons
+        if item.role == "guard" and item.verdict == "INCONCLUSIVE"
+    ]
+    return words("unmeasured.guards", names="; ".join(names)) if names else ""
 
 
 # ---------------------------------------------------------------------------------------------------------- markdown
@@ -439,7 +446,6 @@ def to_markdown(brief: Brief, campaign: str) -> str:
         lines += ["", _plain(brief.ways_note)]
     lines += ["", f"## {_plain(brief.unmeasured_title)}", ""]
     lines += [f"- {_plain(said)}" for said in brief.unmeasured]
-    lines += ["", _plain(brief.terms)] if brief.terms else []
     lines += ["", _plain(campaign), ""]
     return "\n".join(lines)
 
