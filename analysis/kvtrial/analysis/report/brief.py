@@ -31,8 +31,8 @@ MARKDOWN_SPECIAL = "\\`*_[]<>|#"
 class Brief(Struct, frozen=True):
     """The brief: its answer, (label, sentence) pairs, the ways to more capacity, what was not measured, and its terms.
 
-    `undecided` and `terms` stand on the page alone: brief.md is half a page. `quoted`: labels whose sentence is English on
-    a page of another language.
+    `undecided` and `terms` stand on the page alone: brief.md is half a page. `quoted`: labels whose sentence is
+    English on a page of another language.
     """
 
     title: str
