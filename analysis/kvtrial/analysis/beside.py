@@ -23,6 +23,7 @@ from kvtrial.record.version import SCHEMA_VERSION
 CELL_CHARACTERS = 48
 LONGEST = 100_000
 ALONE_SHOWN_MAX = 8
+NAMED_MAX = 8
 NOT_INTERLEAVED = "Campaigns are not interleaved: what differs may be the machine or the hour as well as the change."
 
 
@@ -165,12 +166,20 @@ def _comparable(a: Verdict, b: Verdict, pins: Sequence[Difference], conditions: 
         said.append(f"{len(pins)} pins differ, so no difference belongs to one of them")
     if machines := [entry.what for entry in conditions if entry.what in ("CPUs", "RAM", "GPUs", "kvtrial")]:
         said.append(f"{', '.join(machines)} differ")
-    if sizes := [entry.what for entry in conditions if entry.what == "arms" or entry.what.startswith("size ")]:
-        said.append(f"what was asked for differs ({', '.join(sizes)})")
+    if sizes := [
+        entry.what for entry in _in_both(conditions) if entry.what == "arms" or entry.what.startswith("size ")
+    ]:
+        more = f" and {len(sizes) - NAMED_MAX} more" if len(sizes) > NAMED_MAX else ""
+        said.append(f"what was asked for differs ({', '.join(sizes[:NAMED_MAX])}{more})")
     invalid = [verdict.campaign for verdict in (a, b) if verdict.verdict == "INVALID"]
     if invalid:
         said.append(f"{' and '.join(invalid)} is INVALID: its numbers answer nothing")
     return said
+
+
+def _in_both(conditions: Sequence[Difference]) -> list[Difference]:
+    """What both campaigns have: a size that only one protocol knows is no difference of the other."""
+    return [entry for entry in conditions if "–" not in (entry.a, entry.b)]
 
 
 def _pairs(first: Sequence[ComparisonResult], second: Sequence[ComparisonResult]) -> list[Pair]:
@@ -243,7 +252,7 @@ def lines(found: Beside) -> list[str]:
         rows.append((name, _cell(pair.a), _cell(pair.b), word))
     rows += _rows_by_role(alone)
     rows += [(f"gate {entry.what}", entry.a, entry.b, "differs") for entry in found.gates]
-    rows += [(entry.what, *_short(entry.a, entry.b), "differs") for entry in [*found.pins, *found.conditions]]
+    rows += [(entry.what, *_short(entry.a, entry.b), "differs") for entry in [*found.pins, *_in_both(found.conditions)]]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     table = [
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, [*widths, 0], strict=True)).rstrip() for row in rows
