@@ -86,10 +86,12 @@ def _used(records: Sequence[RunRecord], arms: Sequence[str], verdict: Verdict) -
     by_host: dict[str, list[RunRecord]] = {}
     for record in records:
         by_host.setdefault(record.host, []).append(record)
-    gone = dropped_pairs(verdict, records)
+    gone: dict[str, set[int]] = {}
+    for host, pair in dropped_pairs(verdict, records):
+        gone.setdefault(host, set()).add(pair)
     valid, completed = [], []
     for host, own in by_host.items():
-        named = {pair for name, pair in gone if name == host}
+        named = gone.get(host, set())
         left = [record for record in own if record.pair not in named]
         # A pair that was dropped is as one without records: a spare takes its place. Which pairs lay too far apart in
         # time the verdict has said.
