@@ -175,7 +175,7 @@ def test_a_ladders_brief_names_what_is_worse_with_each_change() -> None:
     service = next(line for line in said.splitlines() if "Quality of service" in line)
     assert "Shown to be worse than with base: fewer\\_seqs: above the onset last token ×1.07" in service
     assert "first token ×8.84 (8.78 to 8.91)" in service
-    assert "and 1 more" in service
+    assert "and 2 more" in service
     assert "Показано, что хуже, чем с base: fewer" in ladder_said(ladder_verdict(), "ru")
 
 
