@@ -1,5 +1,6 @@
 """What whoever decides reads in figures and in the brief is what the verdict rests on."""
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -134,6 +135,10 @@ def test_the_brief_says_from_which_length_on_it_pays() -> None:
                     [[1.0, 1.0]] * 2, [], at, at)  # fmt: skip
     said = brief(build.verdict(), fits=[own, msgspec.structs.replace(own, campaign="another", model="other")])
     assert "**From which prefix length on**: a return is sooner from 2,000 tokens on (97 % interval 1,500 to" in said
+    unsure = msgspec.structs.replace(own, by_interpolation=msgspec.structs.replace(at, low=0.0, high=math.inf))
+    assert "**From which prefix length on**: not shown for any length (97 % interval under 1,000 to none)." in brief(
+        build.verdict(), fits=[unsure]
+    )
     assert "other" not in said.partition("From which prefix length on")[2].splitlines()[0]
 
 

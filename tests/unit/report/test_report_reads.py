@@ -134,6 +134,12 @@ def test_a_ladder_without_records_is_still_a_page_on_preemption(language: str) -
     assert words("nav.offload") not in page
 
 
+def test_a_page_without_a_ladder_has_no_section_on_preemption() -> None:
+    page = render(build.verdict())
+    assert 'id="preemption"' not in page
+    assert EN("offload.title") in page
+
+
 def test_the_title_is_in_the_pages_language() -> None:
     for path in sorted(build.PROTOCOLS.glob("*.yml")):
         title = load_protocol(path.stem, build.PROTOCOLS).title

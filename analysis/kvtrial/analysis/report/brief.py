@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from kvtrial.analysis import answer
-from kvtrial.analysis.lengths import LengthFit
+from kvtrial.analysis.lengths import NEVER, LengthFit
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.objectives import limits_of
 from kvtrial.analysis.prices import Prices
@@ -136,6 +136,10 @@ def _lengths(verdict: Verdict, fits: Sequence[LengthFit], words: Words) -> list[
     for fit in [fit for fit in fits if fit.campaign == verdict.campaign][:LENGTHS_SAID_MAX]:
         where, _, interval = offload.pays_from(fit.by_interpolation, fit, words).partition("\n")
         where = f"{where} ({interval})" if interval else where
+        if fit.by_interpolation.high == NEVER:
+            # The pairs do not rule out that no length pays.
+            said.append((words("brief.length"), words("brief.length_not_shown", interval=interval)))
+            continue
         names = {"model": clipped(fit.model or "–", 60), "host": clipped(fit.host, 60)}
         said.append((words("brief.length"), words("brief.length_pays", where=where, **names)))
     return said

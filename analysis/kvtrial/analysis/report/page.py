@@ -79,7 +79,7 @@ def build_report(
         next_said=answer.next_text(verdict) if top.next_is_the_tools(verdict, words) else "",
         started=min((record.times.started_at_utc for record in chosen.records), default=""),
         title=words.title(protocol.title),
-        is_ladder=protocol.ladder is not None,
+        is_ladder=bool(protocol.ladder),
         arms=chosen.arms,
         arm_titles={arm: words.title(protocol.arms[arm].title) for arm in chosen.arms if arm in protocol.arms},
         counts=top.counts(verdict, words),
