@@ -78,6 +78,7 @@ ENGINES: list[tuple[str, str, str, list[Query]]] = [
 ]  # fmt: skip
 
 PRIMARY = 'protocol="$protocol", host=~"$host", role="primary"'
+GUARD = PRIMARY.replace("primary", "guard")
 HOSTS_RATIO, HOSTS_DIFFERENCE = (
     f'kvtrial_effect{{protocol="$protocol", host!="all", role="primary", scale="{scale}"}}'
     for scale in ("ratio", "difference")
@@ -88,8 +89,20 @@ HISTORY: list[tuple[str, str, str, list[Query]]] = [
     ("Interval of the primary effect", "short", "Wholly beyond the margin: better or worse.",
      [(f"kvtrial_effect_ci_low{{{PRIMARY}}}", "{{host}} low"),
       (f"kvtrial_effect_ci_high{{{PRIMARY}}}", "{{host}} high")]),
-    ("Guards", "short", "None of them may be worse.",
-     [('kvtrial_effect{protocol="$protocol", host=~"$host", role="guard"}', "{{host}}: {{metric}}, {{phase}}")]),
+    ("Guards, as ratios", "short", "Arm / against; none of them may be worse.",
+     [(f'kvtrial_effect{{{GUARD}, scale="ratio"}}', "{{host}}: {{metric}}, {{phase}}")]),
+    ("Guards, in bytes", "bytes", "Arm - against; none of them may be worse.",
+     [(f'kvtrial_effect{{{GUARD}, scale="difference", metric=~".*_bytes"}}', "{{host}}: {{metric}}, {{phase}}")]),
+    ("Guards, other differences", "short", "Arm - against, in the metric's unit; none of them may be worse.",
+     [(f'kvtrial_effect{{{GUARD}, scale="difference", metric!~".*_bytes"}}', "{{host}}: {{metric}}, {{phase}}")]),
+    ("Time to first token, difference", "s", "Of the primary, arm - against, median of the pairs; below 0 is sooner.",
+     [(f"kvtrial_delta_ttft_seconds{{{PRIMARY}}}", "{{host}}: {{arm}} / {{against}}, {{phase}}")]),
+    ("Break-even hit share", "percentunit", "Share of requests that must return to pay; only where it is shown.",
+     [('kvtrial_break_even_hit_share{protocol="$protocol"}', "{{how}}")]),
+    ("Pairs", "short", "Pairs that the primary comparison rests on.",
+     [(f"kvtrial_pairs{{{PRIMARY}}}", "{{host}}: {{arm}} / {{against}}, {{phase}}")]),
+    ("p of the primary comparison", "short", "Exact two-sided test over the pairs.",
+     [(f"kvtrial_p_value{{{PRIMARY}}}", "{{host}}: {{arm}} / {{against}}, {{phase}}")]),
     ("Hosts that stand apart", "short",
      "Spread of the hosts' primary effects at a time: largest / smallest of ratios, largest - smallest of differences.",
      [(f'max by (metric) ({HOSTS_RATIO}) / min by (metric) ({HOSTS_RATIO})', "{{metric}}: largest / smallest"),

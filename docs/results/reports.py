@@ -6,7 +6,6 @@ status is 1.
 """
 
 import json
-import os
 import shutil
 import sys
 import tarfile
@@ -14,32 +13,40 @@ import tempfile
 from pathlib import Path
 
 from kvtrial.analysis import campaign as campaigns
+from kvtrial.analysis.reproduce import Archive
 
 HERE = Path(__file__).resolve().parent
 WRITTEN = ("report.html", "brief.md")
 
 
-def draw(folder: Path) -> bool:
-    """Draw one folder's report; whether its verdict is the committed one."""
+def drawn(folder: Path) -> tuple[dict[str, bytes], str]:
+    """What of one folder's report this release draws, by file, and the word of its verdict."""
     with tempfile.TemporaryDirectory() as scratch, tarfile.open(folder / "campaign.tar.xz") as archive:
         archive.extractall(scratch, filter="data")
         (found,) = Path(scratch).glob("**/campaign.json")
         name = json.loads(found.read_text())["campaign"]
+        inside = len(found.relative_to(scratch).parts) - 1
+        archive = Archive(str((folder / "campaign.tar.xz").relative_to(HERE.parents[1])), inside)
         # As the commands on the page have it: results/CAMPAIGN, seen from the project's root.
         root = Path(scratch) / "root"
         (root / "results").mkdir(parents=True)
+        (root / "experiment.yml").touch()
         shutil.move(found.parent, root / "results" / name)
-        os.chdir(root)
-        directory = Path("results") / name
+        directory = root / "results" / name
         verdict = campaigns.analyze(directory)
-        campaigns.write_outputs(directory, verdict)
-        for written in WRITTEN:
-            shutil.copyfile(directory / written, folder / written)
-        os.chdir(HERE)
+        campaigns.write_outputs(directory, verdict, archive=archive)
+        return {written: (directory / written).read_bytes() for written in WRITTEN}, verdict.verdict
+
+
+def draw(folder: Path) -> bool:
+    """Draw one folder's report; whether its verdict is the committed one."""
+    files, word = drawn(folder)
+    for written, content in files.items():
+        (folder / written).write_bytes(content)
     committed = json.loads((folder / "verdict.json").read_text())["verdict"]
     sizes = ", ".join(f"{written} {(folder / written).stat().st_size:,} bytes" for written in WRITTEN)
-    same = committed == verdict.verdict
-    print(f"{folder.relative_to(HERE)}: {verdict.verdict}{'' if same else f', committed {committed}'}; {sizes}")
+    same = committed == word
+    print(f"{folder.relative_to(HERE)}: {word}{'' if same else f', committed {committed}'}; {sizes}")
     return same
 
 

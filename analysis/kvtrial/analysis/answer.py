@@ -299,7 +299,7 @@ def margin_text(comparison: ComparisonResult) -> str:
 
 def count(number: int, noun: str) -> str:
     """ "1 pair", "6 pairs"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def statistics_text(comparison: ComparisonResult) -> str:
@@ -317,13 +317,13 @@ def statistics_text(comparison: ComparisonResult) -> str:
 
 
 def delta_text(comparison: ComparisonResult) -> str:
-    """The seed's number with its meaning: "delta_ttft_seconds = -0.200 (negative: sooner)"; "" where it has none."""
+    """The seed's number: "delta_ttft_seconds = -0.2 (median of the pairs; negative: sooner)"; "" where it has none."""
     delta = comparison.delta_ttft_seconds
     if delta is None or not math.isfinite(delta):
         return ""
     if abs(delta) < 0.0005:
-        return "delta_ttft_seconds = 0.000 (the same)"
-    meaning = "negative: sooner" if delta < 0 else "positive: later"
+        return "delta_ttft_seconds = 0.000 (median of the pairs; the same)"
+    meaning = f"median of the pairs; {'negative: sooner' if delta < 0 else 'positive: later'}"
     return f"delta_ttft_seconds = {delta:+.3f} ({meaning})"
 
 
@@ -428,13 +428,13 @@ def _gate_sentences(verdict: Verdict, limit: int) -> list[str]:
 def runs_text(verdict: Verdict) -> str:
     """ "12 of 12 runs valid", with dropped runs and engine faults where there were any."""
     runs = [host.runs for host in verdict.hosts]
-    text = f"{sum(run.valid for run in runs)} of {count(sum(run.planned for run in runs), 'run')} valid"
+    text = f"{sum(run.valid for run in runs):,} of {count(sum(run.planned for run in runs), 'run')} valid"
     dropped, faults = sum(run.dropped for run in runs), sum(run.engine_faults for run in runs)
     if dropped:
-        text += f", {dropped} dropped with their pairs for a fault of the environment"
+        text += f", {dropped:,} dropped with their pairs for a fault of the environment"
     if faults:
         text += f", {count(faults, 'engine fault')}"
-    return text if len(runs) < 2 else f"{text} on {len(runs)} hosts"
+    return text if len(runs) < 2 else f"{text} on {len(runs):,} hosts"
 
 
 def engine_faults(verdict: Verdict) -> int:
@@ -493,7 +493,15 @@ def _short(comparison: ComparisonResult, with_arm: bool) -> str:
     where = SHORT_PLACES.get(comparison.phase, f" in {comparison.phase}")
     arm = f", {comparison.arm}:" if with_arm else ""
     word = SHORT_VERDICTS.get(comparison.verdict, comparison.verdict)
+    if is_within_a_size(comparison):
+        # 36 GiB more are not the same, though they are what was declared for the tier.
+        word = f"within the declared {margin_text(comparison)}"
     return f"{name}{where}{arm} {effect_text(comparison)}{interval} {word}"
+
+
+def is_within_a_size(comparison: ComparisonResult) -> bool:
+    """Whether EQUIVALENT means within a size that was declared, and not the same."""
+    return (comparison.verdict, comparison.effect_scale, unit_of(comparison)) == ("EQUIVALENT", "difference", "bytes")
 
 
 def elsewhere_text(verdict: Verdict) -> str | None:
@@ -569,9 +577,18 @@ def _not_told_text(even: BreakEven | FoundBreakEven) -> str:
     )
 
 
-def _share_with_interval(share: float, low: float | None, high: float | None, confidence: float | None) -> str:
-    """ "12 % of requests return to an evicted prefix (97 % interval 8 % to 17 %)"."""
-    text = f"{share_text(share)} of requests return to an evicted prefix"
+def length_of(phase: str) -> str:
+    """The length of prefix that a phase's name says: "16k"; "" where it says none."""
+    found = OF_LENGTH.fullmatch(phase)
+    return found[2] if found else ""
+
+
+def _share_with_interval(
+    share: float, low: float | None, high: float | None, confidence: float | None, hit: str = ""
+) -> str:
+    """ "12 % of requests return to an evicted prefix (97 % interval 8 % to 17 %)"; its length where `hit` names one."""
+    of_length = f" of {length_of(hit)} tokens" if length_of(hit) else ""
+    text = f"{share_text(share)} of requests return to an evicted prefix{of_length}"
     if not (is_number(low) and is_number(high)):
         return text
     sure = f"{share_text(confidence)} " if is_number(confidence) else ""
@@ -598,7 +615,9 @@ def _computed_text(break_even: BreakEven, word: Word) -> str:
         return f"no hit share can be given. {sentence(break_even.note)}".rstrip()
     if not share_is_told(break_even, word):
         return f"{_not_told_text(break_even)}. {sentence(break_even.note)}".rstrip()
-    share = _share_with_interval(break_even.hit_share, break_even.ci_low, break_even.ci_high, break_even.confidence)
+    share = _share_with_interval(
+        break_even.hit_share, break_even.ci_low, break_even.ci_high, break_even.confidence, break_even.hit
+    )
     text = f"it pays when more than {share}"
     gain, cost = break_even.gain_seconds, break_even.cost_seconds
     if gain is not None and cost is not None and math.isfinite(gain) and math.isfinite(cost):

@@ -59,11 +59,11 @@ def break_even(
     known = [seen for pair in pairs if (seen := _of_pair(pair, arm, against, hit, miss)) is not None]
     if not known:
         note = f"no pair has TTFT of both {hit} and {miss}"
-        return BreakEven(None, None, None, None, None, None, own_hit_share, note, found)
+        return BreakEven(None, None, None, None, None, None, own_hit_share, note, found, hit)
     cost, gain = hodges_lehmann([p.cost_seconds for p in known]), hodges_lehmann([p.gain_seconds for p in known])
     note = _note(cost, gain, own_hit_share, len(pairs) - len(known))
     if gain.estimate <= 0:
-        return BreakEven(None, None, None, None, cost.estimate, gain.estimate, own_hit_share, note, found)
+        return BreakEven(None, None, None, None, cost.estimate, gain.estimate, own_hit_share, note, found, hit)
     share = hodges_lehmann([pair.share for pair in known])
     return BreakEven(
         hit_share=_clipped(share.estimate),
@@ -75,6 +75,7 @@ def break_even(
         own_hit_share=own_hit_share,
         note=_beside(note, share, own_hit_share),
         found=found,
+        hit=hit,
     )
 
 

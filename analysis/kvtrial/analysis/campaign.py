@@ -11,6 +11,7 @@ results/history/                        every campaign's numbers by host, protoc
 results/latest                          link to the newest that something was fetched of
 """
 
+import errno
 import hashlib
 import itertools
 import math
@@ -71,8 +72,11 @@ if TYPE_CHECKING:
 
     from kvtrial.analysis.history.model import History
     from kvtrial.analysis.lengths import LengthFit
+    from kvtrial.analysis.reproduce import Archive
     from kvtrial.analysis.summaries import Judged, Outline
 
+TEMPORARY = re.compile(r"\.(.+)\.\d+\.tmp")
+"""How a file is called while it is written."""
 EXIT_STATUS = {"INVALID": 4, "INCONCLUSIVE": 3}
 UNUSABLE = 2
 HISTORY = "history"
@@ -153,6 +157,11 @@ def disk_errors_said() -> Iterator[None]:
 def disk_sentence(error: OSError) -> str:
     """What the disk refused and on which file, in one sentence."""
     where = error.filename2 or error.filename
+    if isinstance(where, str) and (temporary := TEMPORARY.fullmatch(Path(where).name)):
+        # The file that was to be written is known to whoever named it, the one on its way to it is not.
+        where = str(Path(where).with_name(temporary[1]))
+    if error.errno == errno.ENOENT and isinstance(where, str) and not Path(where).parent.is_dir():
+        return f"{where} can't be written: there is no folder {Path(where).parent}; make it, or name another."
     what = (error.strerror or str(error)).lower()
     return (
         f"{where or 'a file'} can't be read or written ({what}); look at its permissions and at the free space, then "
@@ -815,14 +824,16 @@ def write_outputs(
     history: "History | None" = None,
     beside: "Sequence[LengthFit]" = (),
     arguments: Sequence[str] = (),
+    archive: "Archive | None" = None,
 ) -> None:
     """Write verdict.json, summary.csv/.parquet, metrics.prom, report.html and brief.md.
 
     `language`, `history`: of the report. `beside`: fits over lengths of other campaigns, shown with its own.
-    `arguments`: those of kvtrial report that gave them, for whoever makes the page again.
+    `arguments`: those of kvtrial report that gave them, for whoever makes the page again. `archive`: what the campaign
+    is kept in, where the page is read without its folder.
     """
     judged, frames = _judged_with_table(directory)
-    _write_outputs(directory, verdict, judged, frames, language, history, beside, arguments)
+    _write_outputs(directory, verdict, judged, frames, language, history, beside, arguments, archive)
 
 
 def _judged_with_table(directory: Path) -> "tuple[Judged, list[DataFrame]]":
@@ -844,6 +855,7 @@ def _write_outputs(
     history: "History | None" = None,
     beside: "Sequence[LengthFit]" = (),
     arguments: Sequence[str] = (),
+    archive: "Archive | None" = None,
 ) -> None:
     from kvtrial.analysis.export import write_summary
     from kvtrial.analysis.lengths import fits_of
@@ -863,11 +875,18 @@ def _write_outputs(
     fits = [*fits_of(campaign.campaign, protocol, verdict, models), *beside]
     page = build_report(
         verdict, protocol, records, about, frame, language=language, history=history, fits=fits,
-        prices=campaign.prices, commands=commands_of(directory, campaign, records, language, arguments),
+        prices=campaign.prices, commands=commands_of(directory, campaign, records, language, arguments, archive),
+        record_names=_record_names(directory, records),
     )  # fmt: skip
     write_atomically(directory / "report.html", page.encode())
-    brief = build_brief(verdict, protocol, records, language=language, prices=campaign.prices)
+    brief = build_brief(verdict, protocol, records, language=language, prices=campaign.prices, fits=fits)
     write_atomically(directory / "brief.md", brief.encode())
+
+
+def _record_names(directory: Path, records: "Sequence[RunRecord]") -> dict[tuple[str, str], str]:
+    """(host, run) → the name of its record's file, which may be compressed."""
+    runs = [(record.host, record.run) for record in records]
+    return {(host, run): record_path(directory / "runs" / host / run).name for host, run in runs}
 
 
 def _into_history(directory: Path, judged: "Judged") -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from kvtrial.analysis import campaign as campaigns
 from kvtrial.analysis.exportrows import export_history, export_requests
-from kvtrial.analysis.summary import to_frame
+from kvtrial.analysis.summary import COUNTS, FLAGS, TEXTS, columns, to_frame
 from kvtrial.analysis.textfile import to_openmetrics
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.store import write_atomically
@@ -71,6 +71,16 @@ def _csv(frame: pd.DataFrame) -> bytes:
 
 
 def _parquet(frame: pd.DataFrame) -> bytes:
+    """The table with a type for each known column, so that one which nobody measured is read beside one that was."""
+    import pyarrow as arrow
+    import pyarrow.parquet
+
+    table = arrow.Table.from_pandas(frame, preserve_index=False)
+    kinds = {**dict.fromkeys(columns(), arrow.float64()), **dict.fromkeys(TEXTS, arrow.string()),
+             **dict.fromkeys(COUNTS, arrow.int64()), **dict.fromkeys(FLAGS, arrow.bool_())}  # fmt: skip
+    for place, field in enumerate(table.schema):
+        if kind := kinds.get(field.name):
+            table = table.set_column(place, arrow.field(field.name, kind), table[place].cast(kind, safe=False))
     parquet = io.BytesIO()
-    frame.to_parquet(parquet, index=False, engine="pyarrow")
+    arrow.parquet.write_table(table, parquet)
     return parquet.getvalue()

@@ -2,7 +2,8 @@
 
 Client: lag + first token + normal gaps + stall gaps = end-to-end, exactly, request by request. Engine: queue + prefill
 + decode against end-to-end, by the sums of its histograms. A wait after a preemption is in no queue time of vLLM; it
-lies inside decode (or prefill), so it is bounded by the stalls that the client saw, not measured.
+lies inside decode (or prefill), so it is bounded by the stalls that the client saw, not measured; and only where each
+wait was long enough for a stall.
 
 What the engine's parts leave of end-to-end has a known place (read in v1/metrics/stats.py of 0.32): the parts are taken
 by the engine core's clock, from the request's entry into its queue to its last token; end-to-end and the time to first
@@ -89,9 +90,9 @@ def judge_moved(
     if wait is not None:
         waited, beyond, by_client = _taken(given, differences(*wait))
         note += (
-            f"; by the client's clock it waits {abs(waited.estimate):.3g} s "
+            f"; by the client's clock it waits {_plain(abs(waited.estimate))} s "
             f"{'longer' if waited.estimate >= 0 else 'shorter'} for its first token, beyond what one alone does "
-            f"(sum {beyond.estimate:+.3g} s, interval {beyond.low:+.3g} to {beyond.high:+.3g})"
+            f"(sum {_plain(beyond.estimate, '+')} s, interval {_plain(beyond.low, '+')} to {_plain(beyond.high, '+')})"
         )
         moved = by_engine or by_client
         if by_engine != by_client:
@@ -122,9 +123,9 @@ def _taken(given: Sequence[float], taken: Sequence[float]) -> tuple[Interval, In
 
 def _numbers(gave: Interval, took: Interval, left: Interval) -> str:
     return (
-        f"a request stalls {abs(gave.estimate):.3g} s {'less' if gave.estimate >= 0 else 'more'} and queues "
-        f"{abs(took.estimate):.3g} s {'longer' if took.estimate >= 0 else 'shorter'} "
-        f"(sum {left.estimate:+.3g} s, interval {left.low:+.3g} to {left.high:+.3g})"
+        f"a request stalls {_plain(abs(gave.estimate))} s {'less' if gave.estimate >= 0 else 'more'} and queues "
+        f"{_plain(abs(took.estimate))} s {'longer' if took.estimate >= 0 else 'shorter'} "
+        f"(sum {_plain(left.estimate, '+')} s, interval {_plain(left.low, '+')} to {_plain(left.high, '+')})"
     )
 
 
@@ -134,3 +135,8 @@ def _note(moved: bool | None, numbers: str) -> str:
     if moved:
         return f"MOVED: queueing took what preemption gave: {numbers}"
     return f"not moved: {numbers}"
+
+
+def _plain(value: float, sign: str = "") -> str:
+    """Three digits, to the microsecond, and never in exponent form."""
+    return f"{value:{sign}.3g}" if abs(value) >= 1e-4 or not value else f"{value:{sign}.6f}"

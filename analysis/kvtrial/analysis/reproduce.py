@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from kvtrial.analysis.campaign import Campaign, check_digests, read_campaign
 from kvtrial.analysis.commandline import REDACTED
@@ -16,6 +17,13 @@ from kvtrial.record.plan import HostPlan, PoissonPlan, TracePlan, files_of_trace
 from kvtrial.record.record import RunRecord
 from kvtrial.record.store import PACKED_RECORD, RECORD, record_path, record_text
 from kvtrial.record.version import refuse_newer
+
+
+class Archive(Struct, frozen=True):
+    """The tar archive (xz) of a campaign, seen from the project's root, and how many folders deep it lies in there."""
+
+    path: str
+    folders: int
 
 
 def read_record(path: Path) -> RunRecord:
@@ -48,7 +56,7 @@ def reproduce(path: Path) -> list[str]:
         f"# {record.conditions.cpu_model}, {record.conditions.cpus} CPUs, kernel {record.conditions.kernel}, driver "
         f"{record.conditions.driver_version or 'none'}",
         "",
-        "# the whole campaign, same seed and prompts, with the inventory of that campaign; add its -i:",
+        "# the whole campaign, same seed and prompts, with the inventory of that campaign:",
         *(
             _again(record, directory, campaign).splitlines()
             if directory and campaign
@@ -73,19 +81,30 @@ def reproduce(path: Path) -> list[str]:
 
 
 def commands_of(
-    directory: Path, campaign: Campaign, records: Sequence[RunRecord], language: str, arguments: Sequence[str]
+    directory: Path,
+    campaign: Campaign,
+    records: Sequence[RunRecord],
+    language: str,
+    arguments: Sequence[str],
+    archive: Archive | None = None,
 ) -> dict[str, str]:
     """What a report's reader may copy, given at the project's root: campaign, run, verdict and report again.
 
-    Comments (#) say what a command does not carry. `arguments`: further ones of kvtrial report.
+    Comments (#) say what a command does not carry. `arguments`: further ones of kvtrial report. `archive`: what the
+    campaign is kept in, where a reader has to unpack it first.
     """
     place = shlex.quote(_seen_from_the_root(directory))
     found = {}
+    if archive is not None:
+        found["unpack"] = (
+            f"mkdir -p {place} && tar -xJf {shlex.quote(archive.path)} -C {place} --strip-components={archive.folders}"
+        )
     if records:
         first = records[0]
+        run = f"{first.host}/{first.run}"
         found["campaign"] = _again(first, directory, campaign)
         found["run"] = (
-            f".venv/bin/kvtrial reproduce {place}/runs/{shlex.quote(f'{first.host}/{first.run}')}/record.json"
+            f".venv/bin/kvtrial reproduce {place}/runs/{shlex.quote(run)}/{record_path(directory / 'runs' / run).name}"
         )
     elif campaign.command:
         found["campaign"] = _typed(campaign)
@@ -115,13 +134,10 @@ def _typed(campaign: Campaign) -> str:
 
 
 def _seen_from_the_root(path: Path) -> str:
-    """A path as it is named at the project's root, or where the command is given; else whole."""
+    """A path as it is named at the project's root; whole where it lies in no project."""
     whole = path.resolve()
     root = next((parent for parent in whole.parents if (parent / "experiment.yml").is_file()), None)
-    for base in (root, Path.cwd()):
-        if base is not None and whole.is_relative_to(base):
-            return str(whole.relative_to(base))
-    return str(whole)
+    return str(whole if root is None else whole.relative_to(root))
 
 
 def _campaign_directory(path: Path) -> Path | None:
@@ -169,9 +185,23 @@ def _settings(campaign: Campaign) -> dict[str, Any]:
     first = next(iter(campaign.asked.hosts.values()))
     # All of the protocol's sizes are given anyway.
     alike = {name: value for name, value in first.items() if name not in {"sizes", *_differing(campaign)}}
+    if "engine_env" in alike:
+        places = _places_of_hosts(campaign)
+        alike["engine_env"] = {name: value for name, value in alike["engine_env"].items() if name not in places}
     if limits := alike.get("limits"):
         alike["limits"] = {name: int(value) if value == int(value) else value for name, value in limits.items()}
     return {**alike, **campaign.asked.request}
+
+
+def _places_of_hosts(campaign: Campaign) -> list[str]:
+    """Variables of the engine's environment that name a path: another host, or another clone, has other ones."""
+    found = {
+        name
+        for host in (campaign.asked.hosts.values() if campaign.asked else ())
+        for name, value in (host.get("engine_env") or {}).items()
+        if str(value).startswith("/")
+    }
+    return sorted(found)
 
 
 def _differing(campaign: Campaign) -> list[str]:
@@ -187,8 +217,10 @@ def _not_carried(record: RunRecord, campaign: Campaign | None) -> list[str]:
             "seed, pairs, arms, sizes and settings of the engine: campaign.json is not beside the record; put the "
             "run's folder back under results/CAMPAIGN/runs/HOST/"
         ]
-    said = []
+    said = ["the inventory: add the -i that the campaign had, unless it was the default (inventories/local)"]
     asked = campaign.asked
+    if asked is not None and (places := _places_of_hosts(campaign)):
+        said.append(f"paths on the host in kvtrial_engine_env ({', '.join(places)}); add yours, if you need them")
     if asked is None:
         said.append(
             "settings of the engine (kvtrial_engine_args, kvtrial_engine_env, kvtrial_connector_extra_config) and of a "

@@ -28,6 +28,15 @@ RUN_MEASURES = (
 )  # fmt: skip
 
 
+TEXTS = frozenset(
+    {"campaign", "protocol", "host", "run", "arm", "evidence", "outcome", "fault", "vllm_version", "phase", "block",
+     "arrivals", "prompts_sha256"}
+)  # fmt: skip
+COUNTS = frozenset({"pair", "position", "sent", "finished", "failed", "output_tokens"})
+FLAGS = frozenset({"spare"})
+"""What a column holds; all others are measures. Tables of two campaigns have one type a column, measured or not."""
+
+
 def columns() -> list[str]:
     """The columns in order; one `delta_<role>` for every role that accumulates."""
     deltas = [f"delta_{role}" for role, entry in metric_table().values.items() if entry.accumulates]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
+from kvtrial.analysis.answer import share_is_told
 from kvtrial.record.verdict import ComparisonResult, GateResult, Verdict
 
 ALL_HOSTS = "all"
@@ -34,6 +35,7 @@ def _registry(verdict: Verdict) -> CollectorRegistry:
     _add_verdicts(registry, verdict)
     comparisons = [(ALL_HOSTS, verdict.comparisons), *((host.host, host.comparisons) for host in verdict.hosts)]
     _add_comparisons(registry, verdict.protocol, comparisons)
+    _add_break_even(registry, verdict)
     _add_gates(registry, verdict)
     _add_runs(registry, verdict)
     return registry
@@ -60,13 +62,39 @@ def _add_comparisons(
     high = Gauge(
         "kvtrial_effect_ci_high", "Upper bound of the effect's interval.", COMPARISON_LABELS, registry=registry
     )
+    delta = Gauge(
+        "kvtrial_delta_ttft_seconds",
+        "Time to first token, arm - against, median of the pairs; negative is sooner.",
+        COMPARISON_LABELS,
+        registry=registry,
+    )
+    pairs = Gauge("kvtrial_pairs", "Pairs that a comparison rests on.", COMPARISON_LABELS, registry=registry)
+    p_value = Gauge("kvtrial_p_value", "p of the exact two-sided test.", COMPARISON_LABELS, registry=registry)
     for host, items in comparisons:
         for item in items:
             where = (item.phase, item.against_phase or item.phase)
             labels = (protocol, host, item.arm, item.against, *where, item.metric, item.role, item.effect_scale)
-            for gauge, value in ((effect, item.effect), (low, item.ci_low), (high, item.ci_high)):
+            measured = (
+                (effect, item.effect), (low, item.ci_low), (high, item.ci_high), (delta, item.delta_ttft_seconds),
+                (p_value, item.p_value), (pairs, float(item.pairs)),
+            )  # fmt: skip
+            for gauge, value in measured:
                 if value is not None and math.isfinite(value):
                     gauge.labels(*labels).set(value)
+
+
+def _add_break_even(registry: CollectorRegistry, verdict: Verdict) -> None:
+    """The share of returning requests from which on it pays, where one number may stand for it."""
+    gauge = Gauge(
+        "kvtrial_break_even_hit_share",
+        "Share of requests, 0 to 1, that must return to an evicted prefix: computed, or found by a sweep of shares.",
+        ("protocol", "host", "how"),
+        registry=registry,
+    )
+    even = verdict.break_even
+    for how, found in (("computed", even), ("found", even.found if even is not None else None)):
+        if found is not None and share_is_told(found, verdict.verdict) and found.hit_share is not None:
+            gauge.labels(verdict.protocol, ALL_HOSTS, how).set(found.hit_share)
 
 
 def _add_gates(registry: CollectorRegistry, verdict: Verdict) -> None:

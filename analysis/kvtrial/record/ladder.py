@@ -16,7 +16,7 @@ class Level(Struct, frozen=True):
     the preemptions lie in time by the client's clock, a step after the last token before a wait; not seen where a
     record does not date its stalls, of several engines, or where fewer waits were seen than preemptions.
     Queue time is the engine's and holds no wait after a preemption; `stall_seconds_per_request` is the client's and
-    bounds those waits from above.
+    bounds those waits from above where each was long enough for a stall.
     `recomputed_tokens_at_most`: preemptions × the longest request's tokens, since no version counts them;
     the longest of all that were sent, failed ones with the answer that they were to get. None where it isn't known.
     `*_tokens_range`: least and most. `limit_reached_share`: of answers as long as the max_tokens that was asked for.

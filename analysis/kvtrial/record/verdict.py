@@ -150,6 +150,7 @@ class BreakEven(Struct, frozen=True):
     """The share of requests that must return to an evicted prefix for the tier to pay: cost / (gain + cost).
 
     It is computed from a return and a miss by themselves; `found` is the one measured by a sweep of shares, if any.
+    `hit` is the phase whose returns were measured: a share holds for prefixes of that phase's length.
     """
 
     hit_share: float | None
@@ -161,6 +162,7 @@ class BreakEven(Struct, frozen=True):
     own_hit_share: float | None
     note: str
     found: FoundBreakEven | None = None
+    hit: str = ""
 
 
 class TimeBudget(Struct, frozen=True):

@@ -1,6 +1,7 @@
 """A campaign on disk: prepared, resumed, taken in whole, concluded; and the exit status of `kvtrial analyze`."""
 
 import json
+import re
 import shlex
 import shutil
 import tarfile
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import zstandard
 from build import honest_records
 from kvtrial.analysis import campaign
 from kvtrial.analysis.cli import main
@@ -402,7 +404,7 @@ def test_reproduce_says_how_and_refuses_what_is_no_record(tmp_path, capsys):
     assert said.count(".venv/bin/ansible-playbook") == 1
     assert '"tier_bytes": 268435456' in said
     assert '"kvtrial_arms": ["offload"]' in said
-    assert "inventory of that campaign" in said
+    assert "# not in this command: the inventory: add the -i" in said
     for wrong in (tmp_path, directory / "campaign.json"):
         assert main(["reproduce", str(wrong)]) == 2
         assert "no record" in capsys.readouterr().err
@@ -461,6 +463,27 @@ def test_reproduce_says_the_commit_and_what_its_command_cannot_carry(tmp_path, c
     assert "this campaign was made before they were kept" in printed_command(directory, capsys)[1]
     path.unlink()
     assert "campaign.json is not beside" in printed_command(directory, capsys)[1]
+
+
+def test_paths_of_a_host_are_no_part_of_a_command_for_another(tmp_path, capsys):
+    env = {"CUDA_CACHE_PATH": "/opt/there/cache", "NCCL_NVLS_ENABLE": "0"}
+    extra, said = printed_command(concluded(tmp_path, honest_records(), engine_env=env), capsys)
+    settings = json.loads(next(word for word in extra if word.startswith("{")))
+    assert settings["kvtrial_engine_env"] == {"NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "2"}
+    assert "# not in this command: paths on the host in kvtrial_engine_env (CUDA_CACHE_PATH)" in said
+
+
+def test_a_page_links_the_records_and_names_them_as_they_lie_there(tmp_path):
+    directory = concluded(tmp_path, honest_records())
+    packed, *_ = sorted(directory.glob("runs/h1/*"))
+    content = (packed / "record.json").read_bytes()
+    (packed / "record.json.zst").write_bytes(zstandard.compress(content))
+    (packed / "record.json").unlink()
+    campaign.write_outputs(directory, campaign.analyze(directory))
+    links = re.findall(r'href="\./(runs/[^"]*)"', (directory / "report.html").read_text())
+    assert len(links) == 12
+    assert all((directory / link).is_file() for link in links)
+    assert f"runs/h1/{packed.name}/record.json.zst" in links
 
 
 def test_check_refuses_and_passes_by_exit_status(tmp_path, capsys):

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from kvtrial.analysis.campaign import Campaign
 from kvtrial.analysis.commandline import portable
-from kvtrial.analysis.reproduce import commands_of
+from kvtrial.analysis.reproduce import Archive, commands_of
 from kvtrial.record.plan import Plan
 
 
@@ -62,7 +62,8 @@ def test_what_looks_like_a_secret_is_left_out(word: str, kept: str, root: Path) 
 def test_a_report_says_the_command_that_was_typed_with_its_seed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiment.yml").touch()
+    monkeypatch.chdir(tmp_path.parent)
     plan = Plan(schema_version="1.0", protocol=cast(Any, None), seed=7, hosts=[], estimates={})
     campaign = Campaign(
         schema_version="1.0", campaign="c1", plan=plan, plan_sha256="x", pins={}, provenance={}, own_hit_share=None,
@@ -76,3 +77,22 @@ def test_a_report_says_the_command_that_was_typed_with_its_seed(
     }
     secret = msgspec.structs.replace(campaign, command=[*campaign.command, "-e", "password=REDACTED"])
     assert commands_of(tmp_path, secret, [], "en", [])["campaign"].endswith("\n# put back what says REDACTED")
+
+
+def bare_campaign() -> Campaign:
+    plan = Plan(schema_version="1.0", protocol=cast(Any, None), seed=7, hosts=[], estimates={})
+    return Campaign(
+        schema_version="1.0", campaign="c1", plan=plan, plan_sha256="x", pins={}, provenance={}, own_hit_share=None
+    )
+
+
+def test_a_campaign_outside_a_project_is_named_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = commands_of(tmp_path / "results" / "c1", bare_campaign(), [], "en", [])
+    assert said["verdict"] == f".venv/bin/kvtrial analyze {tmp_path.resolve()}/results/c1"
+
+
+def test_a_campaign_in_an_archive_is_unpacked_first(tmp_path: Path) -> None:
+    (tmp_path / "experiment.yml").touch()
+    said = commands_of(tmp_path / "results" / "c1", bare_campaign(), [], "en", [], Archive("docs/c1.tar.xz", 2))
+    assert said["unpack"] == "mkdir -p results/c1 && tar -xJf docs/c1.tar.xz -C results/c1 --strip-components=2"

@@ -8,9 +8,14 @@ import pytest
 import report_builder as build
 from kvtrial.analysis import campaign as campaigns
 from kvtrial.analysis.beside import NOT_INTERLEAVED, lines, put_beside
-from kvtrial.analysis.export import command, export_campaign
+from kvtrial.analysis.export import command, export_campaign, write_summary
+from kvtrial.analysis.report.conditions import gpus_text
+from kvtrial.analysis.summary import to_frame
 from kvtrial.analysis.textfile import to_openmetrics
 from kvtrial.record.errors import UnusableInput
+from kvtrial.record.store import write_atomically
+from kvtrial.record.verdict import Recommendation, Verdict
+from ladder_builder import ladder_verdict
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 
@@ -30,7 +35,8 @@ def test_two_campaigns_stand_side_by_side() -> None:
 def test_the_same_campaign_twice_differs_in_nothing() -> None:
     found = put_beside(build.verdict(), build.verdict())
     assert not any(pair.apart for pair in found.comparisons)
-    assert found.gates == found.pins == found.comparable == []
+    assert found.gates == found.pins == []
+    assert found.comparable == ["A and B are one campaign"]
 
 
 def test_what_forbids_to_lay_it_to_one_change_is_said() -> None:
@@ -104,3 +110,83 @@ def test_every_form_is_read_back_by_its_own_reader(campaign: Path, tmp_path: Pat
 def test_parquet_is_not_thrown_at_a_terminal(campaign: Path) -> None:
     with pytest.raises(UnusableInput, match="-o FILE"):
         export_campaign(campaign, "parquet", to_terminal=True)
+
+
+def other_arms() -> Verdict:
+    """A campaign with another name for its arm, and more comparisons than fit beside."""
+    items = [msgspec.structs.replace(item, arm="tier") for item in build.comparisons()]
+    items += [build.side(f"phase{n}", "ttft_median_seconds", 1.0, 0.9, 1.1, role="secondary") for n in range(9)]
+    return build.verdict(campaign="second", comparisons=items)
+
+
+def test_guards_of_one_metric_stand_beside_each_other_and_what_has_no_match_is_counted() -> None:
+    text = "\n".join(lines(put_beside(build.verdict(), other_arms())))
+    assert "guard first token: miss, offload/control beside miss, tier/control" in text
+    assert not any(line.endswith(" –") for line in text.splitlines())
+    assert "25 comparisons stand in one of the two alone and are left out here" in text
+
+
+def test_a_pin_that_differs_is_shown_from_its_difference_on() -> None:
+    pins = [{"arm offload": json.dumps({"args": "x" * 60, "tier": size})} for size in (1, 2)]
+    sides = [build.verdict(recommendation=Recommendation("", "", pin)) for pin in pins]
+    row = next(line for line in lines(put_beside(*sides)) if line.startswith("arm offload"))
+    assert '"tier": 1}' in row
+    assert '"tier": 2}' in row
+
+
+def test_sizes_machines_and_answers_are_compared() -> None:
+    gpus = [{"name": "H200", "memory.total": "1024"}]
+    mine = {"seed": "1", "size targets": "8", "GPUs": gpus_text(gpus)}
+    theirs = {"seed": "2", "size targets": "9", "GPUs": gpus_text(gpus * 2)}
+    even = build.verdict().break_even
+    assert even is not None
+    second = build.verdict(campaign="second", break_even=msgspec.structs.replace(even, hit_share=0.12))
+    found = put_beside(build.verdict(), second, mine, theirs)
+    text = "\n".join(lines(found))
+    for part in ("Note: GPUs differ.", "Note: what was asked for differs (size targets).", "8.3 %", "12 %",
+                 "delta_ttft_seconds", "-0.200", "2 × H200"):  # fmt: skip
+        assert part in text
+    assert {entry.what for entry in found.conditions} == {"seed", "size targets", "GPUs"}
+
+
+def test_the_ladders_onset_is_compared() -> None:
+    row = next(line for line in lines(put_beside(ladder_verdict(), build.verdict())) if line.startswith("onset"))
+    assert row.split() == ["onset", "of", "preemption", "5", "–", "differs"]
+
+
+def test_tables_of_two_campaigns_are_read_together_though_one_measured_less(tmp_path: Path) -> None:
+    import duckdb
+    import pyarrow.dataset
+
+    for name, fields in (("a", {}), ("b", {"throttle_events": 3})):
+        records = [
+            msgspec.structs.replace(record, samples=msgspec.structs.replace(record.samples, **fields))
+            for record in build.records()
+            if record.samples is not None
+        ]
+        (tmp_path / name).mkdir()
+        write_summary(to_frame(records), tmp_path / name)
+    files = [str(tmp_path / name / "summary.parquet") for name in ("a", "b")]
+    counted = duckdb.sql(f"SELECT count(*), sum(throttle_events) FROM read_parquet({files!r})").fetchall()
+    assert counted == [(168, 3 * 84)]
+    for order in (files, files[::-1]):
+        assert pyarrow.dataset.dataset(order).to_table().num_rows == 168
+
+
+def test_the_textfile_has_break_even_delta_pairs_and_p() -> None:
+    text = to_openmetrics(build.verdict())
+    assert 'kvtrial_break_even_hit_share{host="all",how="computed",protocol="offload_return"} 0.083' in text
+    primary = [line for line in text.splitlines() if 'host="all"' in line and 'role="primary"' in line]
+    found = {line.split("{")[0]: float(line.split()[-1]) for line in primary}
+    assert found["kvtrial_delta_ttft_seconds"] == -0.2004
+    assert found["kvtrial_pairs"] == 6
+    assert found["kvtrial_p_value"] == 0.03125
+    assert "kvtrial_break_even_hit_share{" not in to_openmetrics(build.inconclusive())
+
+
+def test_a_folder_that_is_not_there_is_named_with_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    target = tmp_path / "nowhere" / "x.csv"
+    with pytest.raises(FileNotFoundError) as refused:
+        write_atomically(target, b"x")
+    said = campaigns.disk_sentence(refused.value)
+    assert said == f"{target} can't be written: there is no folder {target.parent}; make it, or name another."

@@ -32,7 +32,7 @@ def test_better_says_the_effect_in_words_with_its_statistics() -> None:
         "BETTER: The first token of an evicted prefix comes 6.6 times sooner with offload than with control."
     )
     assert "(x0.151, 97 % interval 0.138 to 0.194, 6 pairs, p .031)" in lines[1]
-    assert "delta_ttft_seconds = -0.200 (negative: sooner)" in lines[1]
+    assert "delta_ttft_seconds = -0.200 (median of the pairs; negative: sooner)" in lines[1]
 
 
 def test_better_says_cost_proof_break_even_noise_time_and_next() -> None:
@@ -55,7 +55,7 @@ def test_worse_is_said_as_later() -> None:
     items = build.comparisons(effect=1.31, ci_low=1.2, ci_high=1.5, verdict="WORSE", delta_ttft_seconds=0.07)
     lines = answer.ten_lines(build.verdict(verdict="WORSE", comparisons=items), ".")
     assert lines[0] == "WORSE: The first token of an evicted prefix comes 31 % later with offload than with control."
-    assert "+0.070 (positive: later)" in lines[1]
+    assert "+0.070 (median of the pairs; positive: later)" in lines[1]
 
 
 def test_equivalent_names_the_margin() -> None:

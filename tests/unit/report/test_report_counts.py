@@ -12,8 +12,7 @@ from kvtrial.analysis.report.comparisons import effects_plot
 from kvtrial.analysis.report.conditions import gpus_text
 from kvtrial.analysis.report.drawing import apart
 from kvtrial.analysis.report.figures_offload import length_effects
-from kvtrial.analysis.report.gates import dropped_pairs
-from kvtrial.analysis.report.selection import choose
+from kvtrial.analysis.report.selection import choose, dropped_pairs
 from kvtrial.analysis.report.words import Words
 from ladder_builder import ladder_protocol, ladder_records, ladder_verdict
 from test_report_page import render
@@ -90,9 +89,8 @@ def test_gpus_are_said_by_kind_and_not_by_their_clocks() -> None:
 
 
 def test_a_ladder_says_one_number_a_cell_and_a_column_a_level() -> None:
-    section = preemption.section(
-        ladder_verdict().ladder, ladder_protocol().control, choose(ladder_protocol(), ladder_records()), Words("en")
-    )
+    chosen = choose(ladder_protocol(), ladder_records(), ladder_verdict())
+    section = preemption.section(ladder_verdict().ladder, ladder_protocol().control, chosen, Words("en"))
     assert section is not None
     for table in section.levels:
         for row in table.rows:

@@ -1,14 +1,16 @@
 """The brief: half a page for the owner of the GPUs and a partner in finance, as a section and as brief.md. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
 from kvtrial.analysis import answer
+from kvtrial.analysis.lengths import NEVER, LengthFit
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.objectives import limits_of
 from kvtrial.analysis.prices import Prices
-from kvtrial.analysis.report import top
+from kvtrial.analysis.report import offload, preemption, top
+from kvtrial.analysis.report.comparisons import compact
 from kvtrial.analysis.report.said import is_said, said_text
 from kvtrial.analysis.report.selection import Chosen, Row, Table, clipped
 from kvtrial.analysis.report.words import Words, signs
@@ -20,13 +22,17 @@ MEMORY_UNITS = ("GiB of KV cache", "GiB of RAM")
 CONTEXT_UNITS = ("token of answer", "token of prompt")
 REPLICA_UNITS = ("replica", "GPU")
 RAM = "ram_used_peak_bytes"
+LENGTHS_SAID_MAX = 3
+WORSE_SAID_MAX = 3
+GPU_SECONDS = "gpu_seconds_per_request"
 MARKDOWN_SPECIAL = "\\`*_[]<>|#"
 
 
 class Brief(Struct, frozen=True):
     """The brief: its answer, (label, sentence) pairs, the ways to more capacity, what was not measured, and its terms.
 
-    `quoted`: labels whose sentence is English on a page of another language.
+    `undecided` and `terms` stand on the page alone: brief.md is half a page. `quoted`: labels whose sentence is
+    English on a page of another language.
     """
 
     title: str
@@ -36,34 +42,45 @@ class Brief(Struct, frozen=True):
     ways_note: str
     unmeasured_title: str
     unmeasured: list[str]
+    undecided: str
     terms: str
     quoted: list[str]
 
 
-def brief_of(verdict: Verdict, protocol: Protocol, chosen: Chosen, words: Words, prices: Prices | None = None) -> Brief:
-    """The brief of a campaign; it says what there is, and names what there is not. `prices`: the user's own."""
+def brief_of(
+    verdict: Verdict,
+    protocol: Protocol,
+    chosen: Chosen,
+    words: Words,
+    prices: Prices | None = None,
+    fits: Sequence[LengthFit] = (),
+) -> Brief:
+    """The brief of a campaign; it says what there is, and names what there is not.
+
+    `prices`: the user's own. `fits`: from which prefix length on it pays; those of this campaign are said.
+    """
     if verdict.verdict == "INVALID":
         return _invalid(verdict, chosen, words)
     ladder = verdict.ladder
     points = [
         (words("brief.compared"), _compared(verdict, protocol, words)),
         (words("brief.todo"), top.next_step(verdict, words)),
-        (words("brief.regime"), _regime(ladder, words)),
+        (words("brief.regime"), f"{_regime(ladder, words)} {preemption.host_words(ladder, len(verdict.hosts), words)}"),
         *_profiles(ladder, protocol, words),
         (words("brief.process"), _process(verdict, chosen, ladder, words)),
-        (words("brief.service"), _service(verdict, ladder, words)),
+        (words("brief.service"), _service(verdict, ladder, protocol.control, words)),
         (words("brief.takes"), _takes(verdict, prices, words)),
     ]
-    if even := top.break_even(verdict, words):
-        points.insert(2, (words("brief.pays"), even))
+    points[2:2] = [(words("brief.pays"), top.break_even(verdict, words)), *_lengths(verdict, fits, words)]
     return Brief(
         title=words("brief.title"),
         answer=_answer(verdict, words),
-        points=[(label, text) for label, text in points if text],
-        ways=_ways(ladder, protocol.control, words),
+        points=[(label, text.rstrip()) for label, text in points if text.strip()],
+        ways=_ways(verdict, protocol.control, words),
         ways_note=_ways_note(ladder, words),
         unmeasured_title=words("brief.unmeasured"),
         unmeasured=_unmeasured(verdict, chosen, ladder, words),
+        undecided=_undecided(verdict, words),
         terms=words("brief.terms"),
         quoted=[]
         if is_said(answer.next_text(verdict), words) or not top.next_is_the_tools(verdict, words)
@@ -85,6 +102,7 @@ def _invalid(verdict: Verdict, chosen: Chosen, words: Words) -> Brief:
         ways_note="",
         unmeasured_title=words("brief.unmeasured"),
         unmeasured=[words("unmeasured.invalid")],
+        undecided="",
         terms="",
         quoted=[] if is_said(verdict.reason, words) else [words("answer.why")],
     )
@@ -110,6 +128,21 @@ def _compared(verdict: Verdict, protocol: Protocol, words: Words) -> str:
     names = list(dict.fromkeys((primary.arm, primary.against)))
     said = [f"{arm}: {words.title(protocol.arms[arm].title)}" for arm in names if arm in protocol.arms]
     return "; ".join(said) + "." if said else ""
+
+
+def _lengths(verdict: Verdict, fits: Sequence[LengthFit], words: Words) -> list[tuple[str, str]]:
+    """From which prefix length on a return is sooner, a point a host and model, by interpolation."""
+    said = []
+    for fit in [fit for fit in fits if fit.campaign == verdict.campaign][:LENGTHS_SAID_MAX]:
+        where, _, interval = offload.pays_from(fit.by_interpolation, fit, words).partition("\n")
+        where = f"{where} ({interval})" if interval else where
+        if fit.by_interpolation.high == NEVER:
+            # The pairs do not rule out that no length pays.
+            said.append((words("brief.length"), words("brief.length_not_shown", interval=interval)))
+            continue
+        names = {"model": clipped(fit.model or "–", 60), "host": clipped(fit.host, 60)}
+        said.append((words("brief.length"), words("brief.length_pays", where=where, **names)))
+    return said
 
 
 def _regime(ladder: LadderResult | None, words: Words) -> str:
@@ -139,11 +172,12 @@ def _profiles(ladder: LadderResult | None, protocol: Protocol, words: Words) -> 
         if entry.concurrency is None:
             said.append((label, words("brief.profile_none") + asked + "."))
             continue
-        text = words("brief.profile_up_to", level=entry.concurrency) + asked
+        highest = not entry.broken_by
+        text = words("brief.profile_at_least" if highest else "brief.profile_up_to", level=entry.concurrency) + asked
         if entry.output_tokens_per_second is not None:
             text += words("brief.profile_rate", rate=words.whole(entry.output_tokens_per_second))
         preempted = _preempted_at(ladder.levels, entry.concurrency)
-        if preempted is not None:
+        if preempted:
             text += words("brief.profile_preempted", rate=words.amount(1000 * preempted, "preemption"))
         said.append((label, text + "."))
     return said
@@ -182,7 +216,7 @@ def _process(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, word
     return text
 
 
-def _service(verdict: Verdict, ladder: LadderResult | None, words: Words) -> str:
+def _service(verdict: Verdict, ladder: LadderResult | None, control: str, words: Words) -> str:
     """What service requests got, apart from whether the server lived: the guards, and of a ladder its levels."""
     if ladder is None:
         guards = [item for item in verdict.comparisons if item.role == "guard" and item.metric != RAM]
@@ -217,7 +251,37 @@ def _service(verdict: Verdict, ladder: LadderResult | None, words: Words) -> str
             e2e=words.seconds(calm.e2e_p95_seconds),
             gap=words.seconds(calm.longest_gap_max_seconds),
         )
-    return text
+    return f"{text} {_arms_worse(verdict, ladder, control, words)}".rstrip()
+
+
+def _arms_worse(verdict: Verdict, ladder: LadderResult, control: str, words: Words) -> str:
+    """What is shown to be worse with each change, the one to adopt first; "" where nothing is."""
+    first = top.adopted(verdict)
+    said = []
+    for arm in sorted((arm.arm for arm in ladder.arms), key=lambda arm: arm != first):
+        worse = [
+            item
+            for item in verdict.comparisons
+            if (item.arm, item.against, item.verdict) == (arm, control, "WORSE") and item.role != "primary"
+        ]
+        # What a request costs, then what may not be worse, then the rest.
+        worse.sort(key=lambda item: (item.metric != GPU_SECONDS, item.role != "guard"))
+        if worse:
+            said.append(f"{arm}: {_worse_words(worse, words)}")
+    return words("brief.service_arms", control=control, what=". ".join(said)) if said else ""
+
+
+def _worse_words(worse: Sequence[ComparisonResult], words: Words) -> str:
+    """The first of an arm's worse measures by where they were taken, and how many more there are."""
+    by_place: dict[str, list[str]] = {}
+    for item in worse[:WORSE_SAID_MAX]:
+        effect, interval = (compact(text, words) for text in (answer.effect_text(item), answer.interval_text(item)))
+        by_place.setdefault(words.place(item.phase), []).append(
+            f"{words.short_metric(item.metric)} {effect} ({interval})"
+        )
+    said = "; ".join(f"{place} {', '.join(items)}" for place, items in by_place.items())
+    more = len(worse) - WORSE_SAID_MAX
+    return f"{said}; {words('gates.more', count=more)}" if more > 0 else said
 
 
 def _leans_worse(item: ComparisonResult) -> bool:
@@ -258,32 +322,52 @@ def _takes(verdict: Verdict, prices: Prices | None, words: Words) -> str:
 # -------------------------------------------------------------------------------------------------------------- ways
 
 
-def _ways(ladder: LadderResult | None, control: str, words: Words) -> Table | None:
+def _ways(verdict: Verdict, control: str, words: Words) -> Table | None:
     """Memory, replicas, context limit and fewer at a time, side by side: what each gives, takes and costs."""
+    ladder = verdict.ladder
     if ladder is None:
         return None
     profiles = [entry.profile for entry in ladder.arms[0].reached] if ladder.arms else []
-    rows = [_way(arm, arm.arm == control, profiles, words) for arm in ladder.arms]
+    top_level = max((level.concurrency for level in ladder.levels), default=0)
+    gpu_seconds = {
+        arm.arm: level.gpu_seconds_per_request
+        for arm in ladder.arms
+        for level in arm.levels
+        if level.concurrency == top_level and level.gpu_seconds_per_request is not None
+    }
+    rows = [_way(arm, verdict, control, profiles, gpu_seconds, words) for arm in ladder.arms]
     heads = [
         words("ways.arm"),
         words("ways.kind"),
         words("ways.takes"),
+        words("ways.preempted"),
         *(words("ways.up_to", profile=words.or_else(f"profile.{name}", name)) for name in profiles),
+        *([words("ways.gpu_seconds", level=top_level)] if gpu_seconds else []),
         words("ways.price"),
         words("ways.moved"),
     ]
     return Table(heads, rows, title=words("ways.title"))
 
 
-def _way(arm: ArmLadder, is_control: bool, profiles: Sequence[str], words: Words) -> Row:
+def _way(
+    arm: ArmLadder,
+    verdict: Verdict,
+    control: str,
+    profiles: Sequence[str],
+    gpu_seconds: Mapping[str, float],
+    words: Words,
+) -> Row:
     unit = arm.cost_unit or ""
-    kind = "control" if is_control else "other"
+    kind = "control" if arm.arm == control else "other"
     for name, units in (("memory", MEMORY_UNITS), ("replica", REPLICA_UNITS), ("context", CONTEXT_UNITS),
                         ("sequences", ("sequence",))):  # fmt: skip
         kind = name if unit in units else kind
     takes = words.cost(arm.cost_amount, unit) if arm.cost_amount and unit else "–"
-    by_profile = {entry.profile: entry.concurrency for entry in arm.reached}
-    reached = ["–" if by_profile.get(name) is None else str(by_profile[name]) for name in profiles]
+    theirs = next((one for one in verdict.ladder.arms if one.arm == control), None) if verdict.ladder else None
+    if gpus := preemption.gpus_words(arm, theirs, words):
+        takes += f"\n{gpus}"
+    by_profile = {entry.profile: entry for entry in arm.reached}
+    reached = [preemption.reached_words(by_profile.get(name), words) for name in profiles]
     prices = [
         words(
             "ways.price_cell",
@@ -294,8 +378,11 @@ def _way(arm: ArmLadder, is_control: bool, profiles: Sequence[str], words: Words
         )
         for cost in arm.costs
     ]
-    moved = {True: words("change.is_moved"), False: words("change.not_moved"), None: "–"}[arm.moved]
-    cells = [words(f"way.{kind}"), takes, *reached, "\n".join(prices) or words("ways.no_price"), moved]
+    moved = "–" if arm.moved is None else preemption.moved_words(arm, words)
+    of_a_request = [words.number(gpu_seconds.get(arm.arm))] if gpu_seconds else []
+    preempted = preemption.preempted_words(arm, verdict.comparisons, control, words)
+    cells = [words(f"way.{kind}"), takes, preempted, *reached, *of_a_request,
+             "\n".join(prices) or words("ways.no_price"), moved]  # fmt: skip
     return Row(arm.arm, cells, kind="moved" if arm.moved else "", note=words.title(arm.title))
 
 
@@ -323,11 +410,6 @@ def _unmeasured(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, w
     """What a reader might take for measured and is not."""
     samples = [record.samples for record in chosen.records if record.samples is not None]
     primary = answer.primary_of(verdict.comparisons)
-    undecided = [
-        f"{words.short_metric(item.metric)} {words.place(item.phase)} ({item.arm} / {item.against})"
-        for item in verdict.comparisons
-        if item.role == "guard" and item.verdict == "INCONCLUSIVE"
-    ]
     missing = [
         ("gpu", verdict.evidence != "gpu"),
         ("ladder", ladder is None),
@@ -340,9 +422,17 @@ def _unmeasured(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, w
         ("recomputed", ladder is not None and any(level.preemptions for level in ladder.levels)),
     ]
     said = [words(f"unmeasured.{name}") for name, lacks in missing if lacks]
-    if undecided:
-        said.append(words("unmeasured.guards", names="; ".join(undecided)))
     return [*said, words("unmeasured.production")]
+
+
+def _undecided(verdict: Verdict, words: Words) -> str:
+    """The guards that so many pairs leave undecided; "" where there is none."""
+    names = [
+        f"{words.short_metric(item.metric)} {words.place(item.phase)} ({item.arm} / {item.against})"
+        for item in verdict.comparisons
+        if item.role == "guard" and item.verdict == "INCONCLUSIVE"
+    ]
+    return words("unmeasured.guards", names="; ".join(names)) if names else ""
 
 
 # ---------------------------------------------------------------------------------------------------------- markdown
@@ -360,7 +450,6 @@ def to_markdown(brief: Brief, campaign: str) -> str:
         lines += ["", _plain(brief.ways_note)]
     lines += ["", f"## {_plain(brief.unmeasured_title)}", ""]
     lines += [f"- {_plain(said)}" for said in brief.unmeasured]
-    lines += ["", _plain(brief.terms)] if brief.terms else []
     lines += ["", _plain(campaign), ""]
     return "\n".join(lines)
 

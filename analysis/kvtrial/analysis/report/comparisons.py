@@ -53,6 +53,8 @@ def _row(item: ComparisonResult, words: Words, *, with_note: bool) -> Row:
     note = words("comparison.against", arm=item.arm, against=against)
     if item.note and with_note:
         note += f". {said_text(answer.sentence(item.note), words)}"
+    if answer.is_within_a_size(item):
+        note += f". {words('comparison.within', margin=words.local(answer.margin_text(item)))}"
     where = words("whole_run") if item.phase == "run" else item.phase
     moved = "moved" if item.moved else ""
     return Row(f"{where}: {words.metric(item.metric)}", cells, kind=moved or item.verdict, note=note)
@@ -69,7 +71,9 @@ def pairs_plot(verdict: Verdict, words: Words) -> Plot | None:
     if primary is None:
         return None
     named = [(host.host, answer.primary_of(host.comparisons)) for host in verdict.hosts]
-    sources = [(host, item) for host, item in named if item is not None and item.arm_values] or [("", primary)]
+    # A host that is INVALID has no effect: its pairs are shown only where that is so of all.
+    counted = [(host, item) for host, item in named if item is not None and item.arm_values]
+    sources = [found for found in counted if found[1].effect is not None] or counted or [("", primary)]
     pairs, names = [], []
     for host, item in sources:
         for number, pair in enumerate(zip(item.against_values, item.arm_values, strict=False), start=1):

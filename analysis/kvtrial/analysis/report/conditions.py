@@ -22,18 +22,20 @@ from kvtrial.analysis.report.selection import (
 )
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.calibration import Calibration
-from kvtrial.record.record import PhaseRecord, RunRecord
+from kvtrial.record.record import PhaseRecord, Resolved, RunRecord
+from kvtrial.record.store import RECORD
 from kvtrial.record.verdict import Verdict
 
 CONDITION_HOSTS_SHOWN_MAX = 20
 CONFIG_ENTRIES_MAX = 1500
-COMMANDS = ("campaign", "run", "verdict", "report")
+COMMANDS = ("unpack", "campaign", "run", "verdict", "report")
 
 
 class Section(Struct, frozen=True):
     """All of the section."""
 
     hosts: list[tuple[str, list[tuple[str, str]]]]
+    hosts_left_out: str
     launches: list[tuple[str, str]]
     differences: list[Row]
     configurations: list[tuple[str, str]]
@@ -48,19 +50,25 @@ class Section(Struct, frozen=True):
 
 
 def section(
-    verdict: Verdict, chosen: Chosen, campaign: dict[str, Any], commands: Mapping[str, str], words: Words
+    verdict: Verdict,
+    chosen: Chosen,
+    campaign: dict[str, Any],
+    commands: Mapping[str, str],
+    words: Words,
+    record_names: Mapping[tuple[str, str], str],
 ) -> Section:
-    """The section; `campaign` is what campaign.json holds, `commands` what may be copied."""
+    """The section; `campaign` is what campaign.json holds; `commands` may be copied, `record_names` are for links."""
     records = chosen.records
     return Section(
         hosts=_condition_groups(records, words),
+        hosts_left_out=_hosts_left_out(records, words),
         launches=_launches(records),
         differences=_configuration_differences(records, chosen.arms),
         configurations=_configurations(records, chosen.arms),
         prompts=_prompt_rows(records, words),
-        provenance=_provenance(campaign),
+        provenance=_provenance(campaign, words),
         commands=_commands(commands, words),
-        runs=_run_rows(records, words),
+        runs=_run_rows(records, record_names, words),
         runs_left_out=max(0, len(records) - RUNS_SHOWN_MAX),
         time=_time_rows(verdict, words),
         card=_card_rows(records, chosen.arms, words),
@@ -80,6 +88,12 @@ def _condition_groups(records: Sequence[RunRecord], words: Words) -> list[tuple[
         ]
         groups.append((host, facts))
     return groups
+
+
+def _hosts_left_out(records: Sequence[RunRecord], words: Words) -> str:
+    """How many hosts' conditions and calibrations stand in the records alone; "" where all stand here."""
+    left_out = len({record.host for record in records}) - CONDITION_HOSTS_SHOWN_MAX
+    return words("conditions.left_out", count=words.whole(left_out)) if left_out > 0 else ""
 
 
 def _gpus(record: RunRecord) -> str:
@@ -164,11 +178,33 @@ def _plain(value: Any) -> str:
 
 
 def _configuration_differences(records: Sequence[RunRecord], arms: Sequence[str]) -> list[Row]:
-    """Entries of the resolved configuration that are not the same in all arms."""
+    """Entries of the resolved configuration that are not the same in all arms.
+
+    What differs between runs of one arm on one host, as a path of each start, is no difference of the arms.
+    """
     configs = [_resolved_config(records, arm) for arm in arms]
     keys = sorted({key for config in configs for key in config})
     rows = [Row(key, [config.get(key, "–") for config in configs]) for key in keys]
-    return [row for row in rows if len(set(row.cells)) > 1][:CONFIG_ENTRIES_MAX]
+    return [row for row in rows if len(set(row.cells)) > 1 and not _is_of_a_start(records, row.head)][
+        :CONFIG_ENTRIES_MAX
+    ]
+
+
+def _is_of_a_start(records: Sequence[RunRecord], key: str) -> bool:
+    """Whether an entry has other values in other runs of one arm on one host."""
+    values: dict[tuple[str, str], str] = {}
+    for record in records:
+        if record.resolved is not None:
+            found = _entry(record.resolved, key)
+            if values.setdefault((record.host, record.arm), found) != found:
+                return True
+    return False
+
+
+def _entry(resolved: Resolved, key: str) -> str:
+    of_the_log = key.removeprefix("log: ")
+    known = resolved.log_facts if of_the_log != key else resolved.config
+    return _plain(known.get(of_the_log, "–"))
 
 
 def _configurations(records: Sequence[RunRecord], arms: Sequence[str]) -> list[tuple[str, str]]:
@@ -215,7 +251,7 @@ def _range(values: Sequence[int]) -> str:
     return f"{values[0]:,}" if values[0] == values[-1] else f"{values[0]:,} – {values[-1]:,}"
 
 
-def _provenance(campaign: dict[str, Any]) -> list[tuple[str, str]]:
+def _provenance(campaign: dict[str, Any], words: Words) -> list[tuple[str, str]]:
     """campaign.json without the protocol and the plan, flattened to (dotted name, value)."""
     found: list[tuple[str, str]] = []
 
@@ -227,7 +263,8 @@ def _provenance(campaign: dict[str, Any]) -> list[tuple[str, str]]:
             found.append((prefix, _plain(value)))
 
     walk("", {key: value for key, value in campaign.items() if key not in ("plan", "protocol")})
-    return found[:HOSTS_SHOWN_MAX]
+    more = [("…", words("gates.more", count=words.whole(len(found) - HOSTS_SHOWN_MAX)))]
+    return found if len(found) <= HOSTS_SHOWN_MAX else found[:HOSTS_SHOWN_MAX] + more
 
 
 def _commands(given: Mapping[str, str], words: Words) -> list[tuple[str, str]]:
@@ -235,7 +272,7 @@ def _commands(given: Mapping[str, str], words: Words) -> list[tuple[str, str]]:
     return [(words(f"command.{name}"), given[name]) for name in COMMANDS if name in given]
 
 
-def _run_rows(records: Sequence[RunRecord], words: Words) -> list[Row]:
+def _run_rows(records: Sequence[RunRecord], names: Mapping[tuple[str, str], str], words: Words) -> list[Row]:
     """A row a run with a link to its record; runs with a fault are kept where the table is cut."""
     kept = list(records)
     if len(kept) > RUNS_SHOWN_MAX:
@@ -255,7 +292,8 @@ def _run_rows(records: Sequence[RunRecord], words: Words) -> list[Row]:
             words(f"outcome.{record.outcome}"),
             f"{fault.fault}: {answer.one_line(fault.detail, 160)}" if fault else "",
         ]
-        link = "./" + quote(str(PurePosixPath("runs") / record.host / record.run)) + "/"
+        name = names.get((record.host, record.run), RECORD)
+        link = "./" + quote(str(PurePosixPath("runs") / record.host / record.run / name))
         rows.append(Row(f"{record.host} / {record.run}", cells, kind=record.outcome, link=link))
     return rows
 

@@ -30,6 +30,8 @@ CSS_OF = {INK: "currentColor", QUIET: "var(--quiet)", BAND: "var(--band)", BAD: 
           PAPER: "var(--paper)"} | {color: f"var(--arm{index})" for index, color in enumerate(ARMS)}  # fmt: skip
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 MARKERS = ("o", "s", "D", "^", "v", "P")
+ARM_HATCHES = ("", "////", "....", "xxxx", "----", "||||")
+"""Of bars, an arm each: in black and white, and to some eyes, colours alone look alike."""
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "kvtrial",
     "svg.fonttype": "none",
@@ -121,6 +123,16 @@ class Drawing:
     def _mark(self, found: re.Match[str]) -> str:
         tip = self.tips.get(found[1])
         return found[0] if tip is None else f'<g class="mark"><title>{html.escape(shown(tip, 300))}</title>'
+
+
+def arm_fill(index: int) -> dict[str, Any]:
+    """How the bars of an arm are filled; of more arms than colours the hatch tells the later ones from the first."""
+    return {
+        "color": ARMS[index % len(ARMS)],
+        "hatch": ARM_HATCHES[(index + index // len(ARMS)) % len(ARM_HATCHES)],
+        "edgecolor": PAPER,
+        "linewidth": 0.6,
+    }
 
 
 def style() -> Any:

@@ -125,10 +125,18 @@ def paired_plot(
 
 
 def forest_plot(
-    name: str, rows: Sequence[ForestRow], axis: str, words: Words, title: str, description: str
+    name: str,
+    rows: Sequence[ForestRow],
+    axis: str,
+    words: Words,
+    title: str,
+    description: str,
+    *,
+    is_ratio: bool = True,
 ) -> str | None:
-    """Effects (arm / against) with interval and the ±margin band on a log axis."""
-    drawn = [row for row in rows if math.isfinite(row.effect) and row.effect > 0]
+    """Effects with interval and the ±margin band: ratios on a log axis about 1, else differences about 0."""
+    least, times = (0.0, "×") if is_ratio else (-math.inf, "")
+    drawn = [row for row in rows if math.isfinite(row.effect) and row.effect > least]
     if not drawn:
         return None
     dense = len(drawn) > 30
@@ -142,13 +150,14 @@ def forest_plot(
     with style():
         drawing = Drawing(name, words, 0.75 + max(3, len(drawn)) * height)
         axes = drawing.axes
-        values: list[float] = [1 / (1 + max(row.margin for row in drawn)) / 1.1, 1.1]
         widest = max(row.margin for row in drawn)
-        axes.axvspan(1 / (1 + widest), 1 + widest, color=BAND, linewidth=0, zorder=0)
+        band = (1 / (1 + widest), 1 + widest) if is_ratio else (-widest, widest)
+        values: list[float] = [band[0] / 1.1, 1.1] if is_ratio else list(band)
+        axes.axvspan(*band, color=BAND, linewidth=0, zorder=0)
         for index, row in enumerate(drawn):
             y = len(drawn) - 1 - index
             color = WORD_COLORS.get(row.word) or KIND_COLORS.get(row.kind, ARMS[1])
-            bounds = [bound for bound in finite([row.ci_low, row.ci_high]) if bound > 0]
+            bounds = [bound for bound in finite([row.ci_low, row.ci_high]) if bound > least]
             marks = []
             if len(bounds) == 2:
                 width = 1.2 if dense else 2.4
@@ -157,11 +166,19 @@ def forest_plot(
             marks += axes.plot([row.effect], [y], marker, color=color, markersize=3.5 if dense else 7, zorder=2,
                                clip_on=False)  # fmt: skip
             span = f" ({bounds[0]:.3g} – {bounds[1]:.3g})" if len(bounds) == 2 else ""
-            drawing.tip(marks, row.tip or f"{shown(row.label)}: {words.local(f'×{row.effect:.3g}{span}')}")
+            drawing.tip(
+                marks,
+                row.tip or f"{shown(row.label)}: {words.local(f'{times}{row.effect:.3g}{span}')}",
+            )
             values += [row.effect, *bounds]
-        axes.axvline(1.0, color=QUIET, linewidth=1, zorder=0)
-        room = max(1.05, (max(values) / min(values)) ** 0.04)
-        ratio_axis(axes, min(values) / room, max(values) * room, words)
+        axes.axvline(1.0 if is_ratio else 0.0, color=QUIET, linewidth=1, zorder=0)
+        if is_ratio:
+            room = max(1.05, (max(values) / min(values)) ** 0.04)
+            ratio_axis(axes, min(values) / room, max(values) * room, words)
+        else:
+            edge = 0.05 * (max(values) - min(values)) or 1.0
+            axes.set_xlim(min(values) - edge, max(values) + edge)
+            number_axis(axes.xaxis, words)
         axes.set_yticks(
             [len(drawn) - 1 - index for index in range(len(drawn))],
             labels,
@@ -253,7 +270,10 @@ def ecdf_plot(times_seconds: dict[str, list[float | None]], words: Words, descri
             axes.step([x[0], *x, longest * factor * 1.04], [0, *y, y[-1]], where="post", color=color, linestyle=line,
                       linewidth=2, label=f"{shown(arm, 18)} ({words.whole(sent)})")  # fmt: skip
             for share in (0.5, 0.95):
-                rank = min(len(values) - 1, max(0, math.ceil(share * sent) - 1))
+                rank = max(0, math.ceil(share * sent) - 1)
+                if rank >= len(values):
+                    # So many failed that this share of the requests never got a first token.
+                    continue
                 mark = axes.plot([values[rank] * factor], [(rank + 1) / sent], "o", color=color, markersize=6)
                 drawing.tip(mark, f"{arm}, p{share * 100:.0f}: {words.seconds(values[rank])}")
         axes.set_xlim(0, longest * factor * 1.04)

@@ -17,6 +17,7 @@ from kvtrial.analysis.report.drawing import (
     PAPER,
     QUIET,
     Drawing,
+    arm_fill,
     byte_scale,
     finite,
     legend_above,
@@ -61,20 +62,19 @@ def regimes_plot(regimes: Mapping[str, Mapping[str, Span]], arms: Sequence[str],
         axes = drawing.axes
         height = 0.78 / max(1, len(arms))
         for index, arm in enumerate(arms):
-            color = ARMS[index % len(ARMS)]
             for row, (phase, by_arm) in enumerate(regimes.items()):
                 span = by_arm.get(arm)
                 if span is None:
                     continue
                 y = len(regimes) - 1 - row + 0.39 - (index + 0.5) * height
-                marks = axes.barh([y], [span.middle * factor], height * 0.9, color=color)
+                marks = axes.barh([y], [span.middle * factor], height * 0.9, **arm_fill(index))
                 axes.plot([span.low * factor, span.high * factor], [y, y], color=INK, linewidth=1.2, zorder=3)
                 drawing.tip(
                     marks,
                     f"{phase}, {arm}: {words.seconds(span.middle)} ({words.seconds(span.low)} – "
                     f"{words.seconds(span.high)}, {words.count(span.runs, 'run')})",
                 )
-            axes.barh([math.nan], [math.nan], color=color, label=shown(arm, 18))
+            axes.barh([math.nan], [math.nan], **arm_fill(index), label=shown(arm, 18))
         axes.set_yticks([len(regimes) - 1 - row for row in range(len(regimes))], [shown(name, 22) for name in regimes])
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(-0.5, len(regimes) - 0.5)
@@ -181,7 +181,7 @@ def lengths_plot(fits: Sequence[LengthFit], words: Words, text: str) -> str | No
                 (math.exp(found.estimate), math.exp(found.low), math.exp(found.high)) for found in length_effects(fit)
             ]
             values += [high for _, _, high in effects]
-            axes.plot(fit.tokens, [middle for middle, _, _ in effects], LINES[index % len(LINES)],
+            axes.plot(fit.tokens, [middle for middle, _, _ in effects], linestyle=LINES[index % len(LINES)],
                       marker=MARKERS[index % len(MARKERS)], color=color, linewidth=2, markersize=6.5,
                       label=shown(f"{fit.model}, {fit.host}", 40))  # fmt: skip
             for tokens, (middle, low, high) in zip(fit.tokens, effects, strict=True):
@@ -266,10 +266,10 @@ def memory_plot(memory: Mapping[str, Mapping[str, Span]], arms: Sequence[str], w
                 span = by_arm.get(arm)
                 if span is not None:
                     y = len(memory) - 1 - row + 0.39 - (index + 0.5) * height
-                    bar = axes.barh([y], [span.middle * factor], height * 0.9, color=ARMS[index % len(ARMS)])
+                    bar = axes.barh([y], [span.middle * factor], height * 0.9, **arm_fill(index))
                     drawing.tip(bar, f"{kind}, {arm}: {words.bytes(span.middle)} ({words.bytes(span.low)} – "
                                      f"{words.bytes(span.high)})")  # fmt: skip
-            axes.barh([math.nan], [math.nan], color=ARMS[index % len(ARMS)], label=shown(arm, 18))
+            axes.barh([math.nan], [math.nan], **arm_fill(index), label=shown(arm, 18))
         axes.set_yticks([len(memory) - 1 - row for row in range(len(memory))], [shown(kind, 40) for kind in memory])
         axes.tick_params(axis="y", length=0)
         axes.set_ylim(-0.5, len(memory) - 0.5)

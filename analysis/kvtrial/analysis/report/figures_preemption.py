@@ -16,6 +16,7 @@ from kvtrial.analysis.report.drawing import (
     PAPER,
     QUIET,
     Drawing,
+    arm_fill,
     finite,
     heading,
     legend_above,
@@ -27,7 +28,7 @@ from kvtrial.analysis.report.drawing import (
     time_scale,
 )
 from kvtrial.analysis.report.words import Words
-from kvtrial.record.ladder import ArmLadder, LadderResult, Level
+from kvtrial.record.ladder import LadderResult, Level
 from kvtrial.record.pressure import PressurePoint
 
 ARMS_DRAWN_MAX = 6
@@ -49,7 +50,7 @@ Value = Callable[[Level], float | None]
 
 def ladder_plot(ladder: LadderResult, words: Words, text: str) -> str | None:
     """Preemptions, first token, queue and last token by requests in flight, an arm a line."""
-    arms = [arm for arm in ladder.arms if arm.levels][:ARMS_DRAWN_MAX]
+    arms = [arm for arm in ladder.arms[:ARMS_DRAWN_MAX] if arm.levels]
     if not arms:
         return None
     levels = sorted({level.concurrency for arm in arms for level in arm.levels})
@@ -74,7 +75,7 @@ def ladder_plot(ladder: LadderResult, words: Words, text: str) -> str | None:
                 ]
                 # Arms with the same value stand beside each other, so that none hides another.
                 aside = (index - (len(arms) - 1) / 2) * ASIDE
-                axes.plot([x + aside for x, _ in points], [y for _, y in points], LINES[index % len(LINES)],
+                axes.plot([x + aside for x, _ in points], [y for _, y in points], linestyle=LINES[index % len(LINES)],
                           color=ARMS[index], linewidth=1.8, label=shown(arm.arm, 18))  # fmt: skip
                 for x, y in points:
                     mark = axes.plot([x + aside], [y], MARKERS[index % len(MARKERS)], color=ARMS[index], markersize=5,
@@ -233,8 +234,9 @@ def lengths_given_plot(pairs: Sequence[tuple[int, int]], words: Words, text: str
         return drawing.svg(words("figure.lengths_given"), text)
 
 
-def reached_plot(arms: Sequence[ArmLadder], words: Words, text: str) -> str | None:
+def reached_plot(ladder: LadderResult, words: Words, text: str) -> str | None:
     """The highest load within each profile, arms side by side."""
+    arms = ladder.arms
     profiles = list(dict.fromkeys(entry.profile for arm in arms for entry in arm.reached))
     if not profiles:
         return None
@@ -244,15 +246,18 @@ def reached_plot(arms: Sequence[ArmLadder], words: Words, text: str) -> str | No
         axes = drawing.axes
         height = 0.8 / len(kept)
         for index, arm in enumerate(kept):
-            by_profile = {entry.profile: entry.concurrency or 0 for entry in arm.reached}
+            by_profile = {entry.profile: entry for entry in arm.reached}
             for row, profile in enumerate(profiles):
                 if profile not in by_profile:
                     continue
                 y = len(profiles) - 1 - row + 0.4 - (index + 0.5) * height
-                bar = axes.barh([y], [by_profile[profile]], height * 0.9, color=ARMS[index])
-                axes.annotate(f" {by_profile[profile]}", (by_profile[profile], y), va="center", fontsize=8.5, color=INK)
-                drawing.tip(bar, f"{arm.arm}, {profile}: {by_profile[profile]}")
-            axes.barh([math.nan], [math.nan], color=ARMS[index], label=shown(arm.arm, 18))
+                level = by_profile[profile].concurrency or 0
+                # Where no higher level was tried the arm bears at least so many.
+                said = f"{'≥' if level and not by_profile[profile].broken_by else ''}{level}"
+                bar = axes.barh([y], [level], height * 0.9, **arm_fill(index))
+                axes.annotate(f" {said}", (level, y), va="center", fontsize=8.5, color=INK)
+                drawing.tip(bar, f"{arm.arm}, {profile}: {said}")
+            axes.barh([math.nan], [math.nan], **arm_fill(index), label=shown(arm.arm, 18))
         axes.set_yticks(
             [len(profiles) - 1 - row for row in range(len(profiles))],
             [shown(words.or_else(f"profile.{p}", p), 20) for p in profiles],

@@ -43,9 +43,10 @@ class Section(Struct, frozen=True):
     """All of the section."""
 
     hosts: list[Row]
-    left_out: int
+    left_out: str
     odd: list[str]
     missing: list[str]
+    missing_more: str
     drift: Table | None
     plots: list[Plot]
     history: list[Table]
@@ -59,19 +60,22 @@ def section(verdict: Verdict, chosen: Chosen, history: History | None, words: Wo
     told = _told(history, verdict) if history is not None else []
     series = told[:SERIES_SHOWN_MAX]
     odd = _odd(verdict, chosen.records)
+    missing = _missing(verdict, chosen.records)
+    more = len(missing) - HOSTS_SHOWN_MAX
     plots = [
         _forest(verdict, {found.host for found in odd}, words) if len(verdict.hosts) > 1 else None,
         *(_series_plot(index, one, found, words) for index, (one, found) in enumerate(series)),
     ]
     return Section(
         hosts=_hosts(verdict, [found.host for found in odd], words),
-        left_out=max(0, len(verdict.hosts) - HOSTS_SHOWN_MAX),
+        left_out=_hosts_left_out(verdict, [found.host for found in odd], words),
         odd=[
             words("fleet.odd", host=found.host, deviation=words.local(f"{found.deviation:+.1f}"),
                   p=words.local(f"{found.p_value:.2g}"))
             for found in odd
         ],
-        missing=_missing(verdict, chosen.records),
+        missing=missing[:HOSTS_SHOWN_MAX],
+        missing_more=words("gates.more_hosts", count=words.whole(more)) if more > 0 else "",
         drift=_drift(chosen.records, words),
         plots=[plot for plot in plots if plot is not None],
         history=[table for one, found in series if (table := _changes(one, found, words)) is not None],
@@ -83,12 +87,8 @@ def _hosts(verdict: Verdict, odd: Sequence[str], words: Words) -> list[Row]:
     """A row a host: those of another verdict first, then odd ones, oddest first; empty where there is only one host."""
     if len(verdict.hosts) < 2:
         return []
-    rank = {host: number for number, host in enumerate(odd)}
-    ordered = sorted(
-        verdict.hosts, key=lambda item: (item.verdict == verdict.verdict, rank.get(item.host, len(rank)), item.host)
-    )
     rows = []
-    for host in ordered[:HOSTS_SHOWN_MAX]:
+    for host in _ordered(verdict, odd)[:HOSTS_SHOWN_MAX]:
         primary = answer.primary_of(host.comparisons)
         effect = words.local(answer.effect_text(primary)) if primary else "–"
         interval = words.local(answer.interval_text(primary)) if primary else "–"
@@ -103,6 +103,21 @@ def _hosts(verdict: Verdict, odd: Sequence[str], words: Words) -> list[Row]:
         ]
         rows.append(Row(host.host, cells, kind=host.verdict, note=words("fleet.is_odd") if host.host in odd else ""))
     return rows
+
+
+def _ordered(verdict: Verdict, odd: Sequence[str]) -> list[HostVerdict]:
+    """Hosts of another verdict first, then odd ones, oddest first."""
+    rank = {host: number for number, host in enumerate(odd)}
+    return sorted(
+        verdict.hosts, key=lambda item: (item.verdict == verdict.verdict, rank.get(item.host, len(rank)), item.host)
+    )
+
+
+def _hosts_left_out(verdict: Verdict, odd: Sequence[str], words: Words) -> str:
+    """How many hosts the table has no room for, and how many of them are INVALID; "" where it has all."""
+    rest = _ordered(verdict, odd)[HOSTS_SHOWN_MAX:]
+    invalid = sum(host.verdict == "INVALID" for host in rest)
+    return words("fleet.left_out", count=words.whole(len(rest)), invalid=words.whole(invalid)) if rest else ""
 
 
 def _odd(verdict: Verdict, records: Sequence[RunRecord]) -> list[OddHost]:
@@ -131,21 +146,22 @@ def _missing(verdict: Verdict, records: Sequence[RunRecord]) -> list[str]:
     there = {record.host for record in records}
     if not there:
         return []
-    return [host.host for host in verdict.hosts if host.host not in there and not host.runs.valid][:HOSTS_SHOWN_MAX]
+    return [host.host for host in verdict.hosts if host.host not in there and not host.runs.valid]
 
 
 def _forest(verdict: Verdict, odd: set[str], words: Words) -> Plot | None:
     """Each host's primary effect, and the pool below. Of many hosts the odd ones and those at both ends are drawn."""
     primary = answer.primary_of(verdict.comparisons)
-    if primary is None or primary.effect_scale != "ratio":
+    if primary is None:
         return None
+    is_ratio = primary.effect_scale == "ratio"
     measured = [
         (found.effect, host, found)
         for host in verdict.hosts
         if (found := answer.primary_of(host.comparisons)) is not None
         and found.effect is not None
         and answer.is_number(found.effect)
-        and found.effect > 0
+        and (found.effect > 0 or not is_ratio)
     ]
     measured.sort(key=lambda item: (item[0], item[1].host))
     step = max(1.0, len(measured) / FOREST_HOSTS_MAX)
@@ -174,7 +190,10 @@ def _forest(verdict: Verdict, odd: set[str], words: Words) -> Plot | None:
     caption = words("caption.fleet", hosts=words.count(len(measured), "host"))
     if len(rows) - 1 < len(measured):
         caption += " " + words("caption.drawn", count=len(rows) - 1)
-    svg = figures.forest_plot("fleet-forest", rows, words("axis.effect"), words, words("figure.fleet"), caption)
+    axis = words("axis.effect")
+    if not is_ratio:
+        axis = words("axis.difference", unit=words.local(answer.unit_of(primary)))
+    svg = figures.forest_plot("fleet-forest", rows, axis, words, words("figure.fleet"), caption, is_ratio=is_ratio)
     return drawn(svg, words("figure.fleet"), caption)
 
 
@@ -200,7 +219,7 @@ def _drift(records: Sequence[RunRecord], words: Words) -> Table | None:
         others = [(host, value) for host, value in values.items() if value != usual]
         named = [f"{host}: {value or '–'}" for host, value in others[:DRIFT_HOSTS_NAMED_MAX]]
         if len(others) > len(named):
-            named.append(words("gates.more_hosts", count=len(others) - len(named)))
+            named.append(words("gates.more_hosts", count=words.whole(len(others) - len(named))))
         cells = [usual or "–", words("of", part=hosts, whole=len(values)), "\n".join(named)]
         rows.append(Row(words(f"drift.{name}"), cells))
     heads = [words(f"drift.{name}") for name in ("what", "usual", "hosts", "others")]

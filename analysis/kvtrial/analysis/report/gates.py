@@ -1,6 +1,5 @@
 """The section on checks: gates, failed ones first, each explained; dropped pairs and faults of the engine. Pure."""
 
-import re
 from collections.abc import Sequence
 
 from kvtrial.analysis import answer
@@ -10,9 +9,6 @@ from kvtrial.record.record import RunRecord
 from kvtrial.record.verdict import Verdict
 
 GATE_HOSTS_SHOWN_MAX = 5
-DROPPED = ": dropped for faults of the environment: "
-"""How a verdict's caveat begins, after the host, that names the pairs it dropped."""
-DROPPED_PAIR = re.compile(r"(?:^|; )pair (\d+) \([a-z_]+: ")
 
 
 def gate_rows(verdict: Verdict, words: Words) -> list[Row]:
@@ -28,7 +24,7 @@ def gate_rows(verdict: Verdict, words: Words) -> list[Row]:
             details.append(f"{host}: {detail}" if host and hosts > 1 else detail)
         left_out = len(telling) - len(details)
         if left_out > 0:
-            details.append(words("gates.more_hosts", count=left_out))
+            details.append(words("gates.more_hosts", count=words.whole(left_out)))
         passed = sum(result.passed is True for _, result in results)
         numbers = words("of", part=passed, whole=hosts) if hosts > 1 else ""
         meaning = words.or_else(f"gate.{name}", "")
@@ -55,15 +51,7 @@ def fault_rows(records: Sequence[RunRecord], words: Words) -> list[Row]:
     return sorted(rows, key=lambda row: row.kind != "engine_fault")[:HOSTS_SHOWN_MAX]
 
 
-def dropped_pairs(verdict: Verdict, records: Sequence[RunRecord]) -> list[tuple[str, int]]:
-    """(host, pair) of the pairs dropped, as the verdict names them: one without a record is dropped too.
-
-    On a host that the verdict names none of, those that a fault of the environment ended.
-    """
-    found = {(record.host, record.pair) for record in records if record.outcome == "environment_fault"}
-    for caveat in verdict.caveats:
-        host, mark, said = caveat.partition(DROPPED)
-        if mark and ":" not in host:
-            found = {(name, pair) for name, pair in found if name != host}
-            found |= {(host, int(number)) for number in DROPPED_PAIR.findall(said)}
-    return sorted(found)
+def faults_left_out(records: Sequence[RunRecord], words: Words) -> str:
+    """How many more runs did not complete than the table has room for; "" where it has all."""
+    more = sum(record.fault is not None for record in records) - HOSTS_SHOWN_MAX
+    return words("faults.left_out", runs=words.count(more, "run")) if more > 0 else ""

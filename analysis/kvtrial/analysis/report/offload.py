@@ -14,6 +14,7 @@ from kvtrial.analysis.report.selection import (
     Plot,
     Row,
     Table,
+    clipped,
     drawn,
     finite,
     mean,
@@ -32,6 +33,7 @@ SOURCES = ("prompt_tokens_computed", "prompt_tokens_local_hit", "prompt_tokens_e
 MEMORY = ("ram_used_peak_bytes", "engine_rss_peak_bytes", "shared_memory_peak_bytes", "vram_used_peak_bytes")
 MARGIN = 0.05
 STACKS_DRAWN_MAX = 26
+LEFT_OUT_NAMED_MAX = 8
 
 
 class SourceRow(Struct, frozen=True):
@@ -58,6 +60,7 @@ class Section(Struct, frozen=True):
     lengths: Table | None
     tiers: Table | None
     advice: str
+    left_out: str
 
 
 def section(verdict: Verdict, protocol: Protocol, chosen: Chosen, fits: Sequence[LengthFit], words: Words) -> Section:
@@ -83,7 +86,21 @@ def section(verdict: Verdict, protocol: Protocol, chosen: Chosen, fits: Sequence
         lengths=_lengths_table(fits, words),
         tiers=_tiers_table(verdict.tier_budget, words),
         advice=verdict.tier_budget.advice if verdict.tier_budget else "",
+        left_out=_left_out(chosen, words),
     )
+
+
+def _left_out(chosen: Chosen, words: Words) -> str:
+    """Which records no figure and no table of sums holds; "" where it is all of them."""
+    said = []
+    if chosen.invalid:
+        named = ", ".join(chosen.invalid[:LEFT_OUT_NAMED_MAX])
+        more = " …" if len(chosen.invalid) > LEFT_OUT_NAMED_MAX else ""
+        hosts = words.count(len(chosen.invalid), "host")
+        said.append(words("measured.without_hosts", hosts=hosts, names=clipped(named) + more))
+    if chosen.runs_left:
+        said.append(words("measured.without_runs", runs=words.count(chosen.runs_left, "run")))
+    return " ".join(said)
 
 
 # ----------------------------------------------------------------------------------------------------------- regimes
@@ -246,8 +263,8 @@ def _lengths_table(fits: Sequence[LengthFit], words: Words) -> Table | None:
             [
                 fit.host,
                 "; ".join(words.whole(tokens) for tokens in fit.tokens),
-                _pays_from(fit.by_lines, fit, words),
-                _pays_from(fit.by_interpolation, fit, words),
+                pays_from(fit.by_lines, fit, words),
+                pays_from(fit.by_interpolation, fit, words),
                 words.count(len(fit.arm_seconds), "pair"),
             ],
             note=fit.campaign,
@@ -258,7 +275,7 @@ def _lengths_table(fits: Sequence[LengthFit], words: Words) -> Table | None:
     return Table(heads, rows, title=words("figure.lengths")) if rows else None
 
 
-def _pays_from(found: Crossing, fit: LengthFit, words: Words) -> str:
+def pays_from(found: Crossing, fit: LengthFit, words: Words) -> str:
     """From which length on it pays, and below it the interval of that length."""
     if found.tokens == NEVER:
         said = words("lengths.never")

@@ -16,7 +16,7 @@ from kvtrial.analysis.lengths import LengthFit
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.report import brief, comparisons, conditions, fleet, gates, offload, preemption, top
 from kvtrial.analysis.report.said import said
-from kvtrial.analysis.report.selection import choose, clipped
+from kvtrial.analysis.report.selection import choose, clipped, dropped_pairs
 from kvtrial.analysis.report.words import Words, signs
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import RunRecord
@@ -40,19 +40,20 @@ def build_report(
     fits: Sequence[LengthFit] = (),
     prices: Prices | None = None,
     commands: Mapping[str, str] | None = None,
+    record_names: Mapping[tuple[str, str], str] | None = None,
 ) -> str:
     """The report as HTML text: pure, the same input gives the same text.
 
     `records`: all runs, dropped and faulty ones too. `campaign`: what campaign.json holds. `history`: of earlier
     campaigns, if any. `fits`: from which prefix length on it pays, of this campaign and of others with other models.
-    `prices`: what the user pays, for the brief. `commands`: what may be copied, by name (campaign, run, verdict,
-    report).
+    `prices`: what the user pays, for the brief. `commands`: what may be copied, by name (unpack, campaign, run,
+    verdict, report). `record_names`: (host, run) → its record's file, where that is not record.json.
     Everything that comes from a host, a log or a user is escaped. Missing parts (no run, one run, NaN) are laid out as
     "not measured".
     """
     words = Words(language)
     environment = _environment(words)
-    chosen = choose(protocol, records)
+    chosen = choose(protocol, records, verdict)
     script = environment.get_template("report.js").render(
         words={name: words(f"script.{name}") for name in SCRIPT_TEXTS}
     )
@@ -77,19 +78,24 @@ def build_report(
         next=top.next_step(verdict, words),
         next_said=answer.next_text(verdict) if top.next_is_the_tools(verdict, words) else "",
         started=min((record.times.started_at_utc for record in chosen.records), default=""),
+        title=words.title(protocol.title),
+        is_ladder=bool(protocol.ladder),
         arms=chosen.arms,
         arm_titles={arm: words.title(protocol.arms[arm].title) for arm in chosen.arms if arm in protocol.arms},
         counts=top.counts(verdict, words),
         gates=gates.gate_rows(verdict, words),
         faults=gates.fault_rows(chosen.records, words),
-        dropped=gates.dropped_pairs(verdict, chosen.records),
+        faults_left_out=gates.faults_left_out(chosen.records, words),
+        dropped=dropped_pairs(verdict, chosen.records),
         engine_faults=answer.engine_faults(verdict),
         comparisons=comparisons.groups(verdict.comparisons, words),
         offload=offload.section(verdict, protocol, chosen, fits, words),
-        preemption=preemption.section(verdict.ladder, protocol.control, chosen, words),
+        preemption=preemption.section(
+            verdict.ladder, protocol.control, chosen, words, verdict.comparisons, len(verdict.hosts)
+        ),
         fleet=fleet.section(verdict, chosen, history, words),
-        conditions=conditions.section(verdict, chosen, campaign, commands or {}, words),
-        brief=brief.brief_of(verdict, protocol, chosen, words, prices),
+        conditions=conditions.section(verdict, chosen, campaign, commands or {}, words, record_names or {}),
+        brief=brief.brief_of(verdict, protocol, chosen, words, prices, fits),
         summary_shape=None if summary_frame is None else summary_frame.shape,
     )
     return page.lstrip() + "\n"
@@ -102,10 +108,11 @@ def build_brief(
     *,
     language: str = "en",
     prices: Prices | None = None,
+    fits: Sequence[LengthFit] = (),
 ) -> str:
     """brief.md: half a page of Markdown."""
     words = Words(language)
-    made = brief.brief_of(verdict, protocol, choose(protocol, records), words, prices)
+    made = brief.brief_of(verdict, protocol, choose(protocol, records, verdict), words, prices, fits)
     return brief.to_markdown(made, words("brief.from", campaign=verdict.campaign, protocol=verdict.protocol))
 
 

@@ -7,13 +7,15 @@ from msgspec import Struct
 from kvtrial.analysis.regime import CHANGE_MARKS
 from kvtrial.analysis.report import figures_preemption as figures
 from kvtrial.analysis.report.said import said_text
-from kvtrial.analysis.report.selection import Chosen, Plot, Row, Table, drawn
+from kvtrial.analysis.report.selection import Chosen, Plot, Row, Table, clipped, drawn
 from kvtrial.analysis.report.words import Words
-from kvtrial.record.ladder import ArmLadder, LadderResult, Level
+from kvtrial.record.ladder import ArmLadder, LadderResult, Level, Reached
 from kvtrial.record.pressure import PressurePoint
 from kvtrial.record.record import PhaseRecord, RunRecord
+from kvtrial.record.verdict import ComparisonResult
 
 LINE_POINTS_MAX = 40
+PREEMPTED = "preemptions_per_1000_requests"
 PARTS = ("lag", "first_token", "gaps", "stalls")
 
 
@@ -28,9 +30,18 @@ class Section(Struct, frozen=True):
     lengths: Table | None
     levels: list[Table]
     lines: list[Table]
+    how: str
+    host: str
 
 
-def section(ladder: LadderResult | None, control: str, chosen: Chosen, words: Words) -> Section | None:
+def section(
+    ladder: LadderResult | None,
+    control: str,
+    chosen: Chosen,
+    words: Words,
+    comparisons: Sequence[ComparisonResult] = (),
+    hosts: int = 1,
+) -> Section | None:
     """The section of a campaign with a ladder, None without."""
     if ladder is None:
         return None
@@ -40,48 +51,114 @@ def section(ladder: LadderResult | None, control: str, chosen: Chosen, words: Wo
     own = [run for run in chosen.used if run.arm == control and run.host == ladder.host]
     told = _time_line_phase(own)
     plots = [
-        drawn(
-            figures.ladder_plot(ladder, words, words("caption.ladder")), words("figure.ladder"), words("caption.ladder")
-        ),
+        _arms_plot(figures.ladder_plot, ladder, "ladder", words),
         _time_line(told, words),
-        _ledger_plot(own, words),
+        _ledger_plot(own, ladder, words),
         _lengths_plot(own, words),
-        drawn(
-            figures.reached_plot(ladder.arms, words, words("caption.reached")),
-            words("figure.reached"),
-            words("caption.reached"),
-        ),
+        _arms_plot(figures.reached_plot, ladder, "reached", words),
     ]
     return Section(
         words=ladder.regime[:said],
         more_words=ladder.regime[said:],
         plots=[plot for plot in plots if plot is not None],
-        changes=_changes(ladder, control, words),
-        ledger=_ledger_table(own, words),
+        changes=_changes(ladder, control, comparisons, words),
+        ledger=_ledger_table(own, ladder, words),
         lengths=_lengths_table(ladder, words),
         levels=[_levels(arm, words) for arm in ladder.arms],
         lines=_lines(own, words),
+        how=_how(own, ladder, words),
+        host=host_words(ladder, hosts, words),
     )
+
+
+def host_words(ladder: LadderResult | None, hosts: int, words: Words) -> str:
+    """Which host a ladder is of, where a campaign has several; "" where it has one."""
+    if ladder is None or hosts < 2:
+        return ""
+    return words("preemption.host", host=clipped(ladder.host, 60), hosts=words.count(hosts, "host_of"))
+
+
+def _arms_plot(
+    draw: Callable[[LadderResult, Words, str], str | None], ladder: LadderResult, name: str, words: Words
+) -> Plot | None:
+    """A figure of all arms; its caption names those that it has no room for."""
+    caption = words(f"caption.{name}")
+    if left_out := [arm.arm for arm in ladder.arms[figures.ARMS_DRAWN_MAX :]]:
+        caption += " " + words("caption.arms_not_drawn", arms=", ".join(left_out))
+    return drawn(draw(ladder, words, caption), words(f"figure.{name}"), caption)
 
 
 # ------------------------------------------------------------------------------------------------- change by change
 
 
-def _changes(ladder: LadderResult, control: str, words: Words) -> Table | None:
+def _changes(ladder: LadderResult, control: str, comparisons: Sequence[ComparisonResult], words: Words) -> Table | None:
     """A row an arm that differs from the control in one thing: what it buys, for what, and whether the delay moved."""
-    rows = [_change(arm, words) for arm in ladder.arms if arm.arm != control]
+    theirs = next((arm for arm in ladder.arms if arm.arm == control), None)
+    rows = [_change(arm, theirs, comparisons, control, words) for arm in ladder.arms if arm.arm != control]
     if not rows:
         return None
     heads = [words(f"change.{name}") for name in ("head", "buys", "costs", "onset", "reached", "moved")]
     return Table(heads, rows)
 
 
-def _change(arm: ArmLadder, words: Words) -> Row:
+def reached_words(entry: Reached | None, words: Words) -> str:
+    """The load up to which a profile is kept; at least that where no higher level was tried."""
+    if entry is None or entry.concurrency is None:
+        return words("change.none") if entry is not None else "–"
+    level = words.whole(entry.concurrency)
+    return level if entry.broken_by else words("change.at_least", level=level)
+
+
+def moved_words(arm: ArmLadder, words: Words) -> str:
+    """Where the delay went; nothing could move where no preemption was taken away."""
+    if arm.moved is None:
+        return words("change.unknown")
+    if arm.moved:
+        return words("change.is_moved")
+    return words("change.nothing_given" if _gives_nothing(arm) else "change.not_moved")
+
+
+def _gives_nothing(arm: ArmLadder) -> bool:
+    return arm.fewer_preemptions_per_1000 is not None and arm.fewer_preemptions_per_1000 <= 0
+
+
+def preempted_words(arm: ArmLadder, comparisons: Sequence[ComparisonResult], control: str, words: Words) -> str:
+    """An arm's change in preemptions per 1,000 requests, with its verdict."""
+    if arm.fewer_preemptions_per_1000 is None:
+        return "–"
+    number = words.local(f"{-arm.fewer_preemptions_per_1000:+.3g}") if arm.fewer_preemptions_per_1000 else "0"
+    word = _preempted_word(arm.arm, comparisons, control, words)
+    return f"{number}, {word}" if word else number
+
+
+def _preempted_word(arm: str, comparisons: Sequence[ComparisonResult], control: str, words: Words) -> str:
+    """The verdict on an arm's preemptions, in the page's language; the one that decides before others."""
+    found = [item for item in comparisons if (item.arm, item.against, item.metric) == (arm, control, PREEMPTED)]
+    found.sort(key=lambda item: item.role != "primary")
+    return words.or_else(f"word.{found[0].verdict}", found[0].verdict) if found else ""
+
+
+def gpus_words(arm: ArmLadder, control: ArmLadder | None, words: Words) -> str:
+    """How many GPUs an arm takes where that is not what the control takes."""
+    if control is None or not arm.gpus or arm.gpus == control.gpus:
+        return ""
+    return words("change.gpus", mine=words.count(arm.gpus, "cost.GPU"), theirs=control.gpus)
+
+
+def _change(
+    arm: ArmLadder,
+    theirs: ArmLadder | None,
+    comparisons: Sequence[ComparisonResult],
+    control: str,
+    words: Words,
+) -> Row:
     fewer = arm.fewer_preemptions_per_1000
     buys = "–"
     if fewer is not None:
         key = "change.fewer" if fewer >= 0 else "change.more"
         buys = words(key, number=words.number(abs(fewer)))
+        if word := _preempted_word(arm.arm, comparisons, control, words):
+            buys += f"\n{word}"
     if arm.less_queue_seconds is not None:
         key = "change.queues_less" if arm.less_queue_seconds >= 0 else "change.queues_longer"
         buys = words(key, time=words.seconds(abs(arm.less_queue_seconds)))
@@ -90,15 +167,16 @@ def _change(arm: ArmLadder, words: Words) -> Row:
         cost = words.cost(arm.cost_amount, arm.cost_unit)
         if arm.fewer_preemptions_per_1000_per_unit is not None:
             rate = words.number(abs(arm.fewer_preemptions_per_1000_per_unit))
-            cost += "\n" + words("change.per_unit", rate=rate)
+            cost += "\n" + words("change.per_unit", rate=rate, unit=words.piece(arm.cost_unit))
+    if gpus := gpus_words(arm, theirs, words):
+        cost += f"\n{gpus}"
     onset = words.whole(arm.onset_measured) if arm.onset_measured is not None else words("change.no_onset")
     reached = "\n".join(
-        f"{words.or_else(f'profile.{entry.profile}', entry.profile)}: "
-        + (words("change.none") if entry.concurrency is None else words.whole(entry.concurrency))
+        f"{words.or_else(f'profile.{entry.profile}', entry.profile)}: " + reached_words(entry, words)
         for entry in arm.reached
     )
-    state = {True: words("change.is_moved"), False: words("change.not_moved"), None: words("change.unknown")}[arm.moved]
-    kind = {True: "moved", False: "stayed", None: ""}[arm.moved]
+    state = moved_words(arm, words)
+    kind = {True: "moved", False: "" if _gives_nothing(arm) else "stayed", None: ""}[arm.moved]
     note = words.title(arm.title) + (
         f". {words('change.work')} {said_text(arm.changes_work, words)}." if arm.changes_work else ""
     )
@@ -135,22 +213,52 @@ def _parts(phases: Sequence[PhaseRecord]) -> list[float]:
     return [part / counted / 1e9 for part in sums]
 
 
-def _ledger_plot(runs: Sequence[RunRecord], words: Words) -> Plot | None:
-    levels = [figures.LevelParts(level, _parts(phases)) for level, phases in _levels_of(runs).items()]
+def _stalls(phases: Sequence[PhaseRecord]) -> int:
+    return sum(phase.ledger.stalls for phase in phases if phase.ledger is not None)
+
+
+def _preempted(ladder: LadderResult) -> dict[int, int]:
+    """Preemptions of the control by level."""
+    return {level.concurrency: level.preemptions for level in ladder.levels}
+
+
+def _fewer_stalls(runs: Sequence[RunRecord], ladder: LadderResult) -> list[int]:
+    """The levels at which fewer stalls were seen than preemptions counted: some waits were too short for a stall."""
+    preempted = _preempted(ladder)
+    return [level for level, phases in _levels_of(runs).items() if _stalls(phases) < preempted.get(level, 0)]
+
+
+def _how(runs: Sequence[RunRecord], ladder: LadderResult, words: Words) -> str:
+    """How the levels' numbers are made; stalls bound the waits after preemptions only where each wait became one."""
+    if not any(_preempted(ladder).values()):
+        return words("ladder.how")
+    return f"{words('ladder.how')} {words('ladder.short_waits' if _fewer_stalls(runs, ladder) else 'ladder.bound')}"
+
+
+def _ledger_plot(runs: Sequence[RunRecord], ladder: LadderResult, words: Words) -> Plot | None:
+    by_level = _levels_of(runs)
+    levels = [figures.LevelParts(level, _parts(phases)) for level, phases in by_level.items()]
     caption = words("caption.ledger")
+    preempted = sum(count for level, count in _preempted(ladder).items() if level in by_level)
+    if preempted:
+        stalls = sum(map(_stalls, by_level.values()))
+        counted = {"preemptions": words.count(preempted, "preemption"), "stalls": words.count(stalls, "stall")}
+        caption += " " + words("caption.ledger_stalls", **counted)
+        if fewer := _fewer_stalls(runs, ladder):
+            caption += " " + words("caption.ledger_short", levels=", ".join(map(words.whole, fewer)))
     names = [words(f"ledger.{part}") for part in PARTS]
     return drawn(figures.ledger_plot(levels, names, words, caption), words("figure.ledger"), caption)
 
 
-def _ledger_table(runs: Sequence[RunRecord], words: Words) -> Table | None:
-    rows = []
+def _ledger_table(runs: Sequence[RunRecord], ladder: LadderResult, words: Words) -> Table | None:
+    rows, preempted = [], _preempted(ladder)
     for level, phases in _levels_of(runs).items():
         parts = _parts(phases)
-        stalls = sum(phase.ledger.stalls for phase in phases if phase.ledger is not None)
-        cells = [*(words.seconds(part) for part in parts), words.seconds(sum(parts)), words.whole(stalls)]
+        cells = [*(words.seconds(part) for part in parts), words.seconds(sum(parts)), words.whole(_stalls(phases)),
+                 words.whole(preempted.get(level))]  # fmt: skip
         rows.append(Row(str(level), cells))
     heads = [words("axis.in_flight"), *(words(f"ledger.{part}") for part in PARTS), words("ledger.whole"),
-             words("ledger.count")]  # fmt: skip
+             words("ledger.count"), words("level.preemptions")]  # fmt: skip
     return Table(heads, rows, title=words("figure.ledger")) if rows else None
 
 
@@ -230,8 +338,9 @@ def _lines(runs: Sequence[RunRecord], words: Words) -> list[Table]:
 
 
 def _thinned(points: Sequence[PressurePoint]) -> Sequence[PressurePoint]:
+    """Points evenly from all, the last among them: it has the counts of the whole level."""
     step = -(-len(points) // LINE_POINTS_MAX)
-    return points[::step]
+    return points[::step] if (len(points) - 1) % step == 0 else [*points[::step], points[-1]]
 
 
 def _point(point: PressurePoint, words: Words) -> Row:

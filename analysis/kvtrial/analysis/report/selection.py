@@ -1,15 +1,21 @@
 """What of the records the sections look at, and the small sums that they share. Pure."""
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct
 
 from kvtrial.analysis import answer
+from kvtrial.analysis.faults import completed_runs, sort_pairs
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import PhaseRecord, RunRecord
+from kvtrial.record.verdict import Verdict
 
+DROPPED = ": dropped for faults of the environment: "
+"""How a verdict's caveat begins, after the host, that names the pairs it dropped."""
+DROPPED_PAIR = re.compile(r"(?:^|; )pair (\d+) \([a-z_]+: ")
 HOSTS_SHOWN_MAX = 200
 RUNS_SHOWN_MAX = 2000
 TEXT_CHARACTERS_MAX = 2000
@@ -43,17 +49,29 @@ class Plot(Struct, frozen=True):
 
 
 class Chosen(Struct, frozen=True):
-    """The records of a campaign in order, those that are summed up, and the arms, control first."""
+    """The records of a campaign in order, those that are summed up, and the arms, control first.
+
+    `invalid`: the hosts whose records are not summed up, since they are INVALID and the campaign is not. `runs_left`:
+    completed runs of the other hosts that are not, since their pairs don't count.
+    """
 
     records: list[RunRecord]
     used: list[RunRecord]
     arms: list[str]
+    invalid: list[str]
+    runs_left: int
 
 
-def choose(protocol: Protocol, records: Iterable[RunRecord]) -> Chosen:
-    """Order the records by host, pair and position, whatever order they came in."""
+def choose(protocol: Protocol, records: Iterable[RunRecord], verdict: Verdict) -> Chosen:
+    """Order the records by host, pair and position, whatever order they came in; those that count are the verdict's."""
     ordered = sorted(records, key=lambda record: (record.host, record.pair, record.position, record.run))
-    return Chosen(ordered, _used(ordered), _arms(protocol, ordered))
+    arms = _arms(protocol, ordered)
+    answers_nothing = verdict.verdict == "INVALID"
+    invalid = [host.host for host in verdict.hosts if host.verdict == "INVALID" and not answers_nothing]
+    judged = [record for record in ordered if record.host not in invalid]
+    used = _used(judged, [arm for arm in arms if any(record.arm == arm for record in judged)], verdict)
+    completed = sum(record.outcome == "completed" for record in judged)
+    return Chosen(ordered, used, arms, invalid, completed - len(used))
 
 
 def _arms(protocol: Protocol, records: Sequence[RunRecord]) -> list[str]:
@@ -63,10 +81,39 @@ def _arms(protocol: Protocol, records: Sequence[RunRecord]) -> list[str]:
     return [arm for arm in names if arm in seen or not seen] + [arm for arm in seen if arm not in names]
 
 
-def _used(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """Completed runs of pairs that no fault of the environment touched: those whose times are summed up."""
-    dropped = {(record.host, record.pair) for record in records if record.outcome == "environment_fault"}
-    return [item for item in records if item.outcome == "completed" and (item.host, item.pair) not in dropped]
+def _used(records: Sequence[RunRecord], arms: Sequence[str], verdict: Verdict) -> list[RunRecord]:
+    """The runs of valid pairs, so that every arm has the same ones; where no pair is valid, those that completed."""
+    by_host: dict[str, list[RunRecord]] = {}
+    for record in records:
+        by_host.setdefault(record.host, []).append(record)
+    gone: dict[str, set[int]] = {}
+    for host, pair in dropped_pairs(verdict, records):
+        gone.setdefault(host, set()).add(pair)
+    valid, completed = [], []
+    for host, own in by_host.items():
+        named = gone.get(host, set())
+        left = [record for record in own if record.pair not in named]
+        # A pair that was dropped is as one without records: a spare takes its place. Which pairs lay too far apart in
+        # time the verdict has said.
+        pairs = sort_pairs(left, arms, {record.pair for record in own if not record.spare} | named, math.inf)
+        counted = {pair.number for pair in pairs.valid}
+        valid += [record for record in left if record.pair in counted]
+        completed += completed_runs(left, pairs)
+    return valid or completed
+
+
+def dropped_pairs(verdict: Verdict, records: Sequence[RunRecord]) -> list[tuple[str, int]]:
+    """(host, pair) of the pairs dropped, as the verdict names them: one without a record is dropped too.
+
+    On a host that the verdict names none of, those that a fault of the environment ended.
+    """
+    found = {(record.host, record.pair) for record in records if record.outcome == "environment_fault"}
+    for caveat in verdict.caveats:
+        host, mark, said = caveat.partition(DROPPED)
+        if mark and ":" not in host:
+            found = {(name, pair) for name, pair in found if name != host}
+            found |= {(host, int(number)) for number in DROPPED_PAIR.findall(said)}
+    return sorted(found)
 
 
 def phases_of(records: Iterable[RunRecord], arm: str, phase: str) -> list[PhaseRecord]:

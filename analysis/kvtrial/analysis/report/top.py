@@ -154,9 +154,11 @@ def merits(verdict: Verdict, words: Words) -> list[tuple[str, str, str]]:
         even = verdict.break_even
         if even.found is not None:
             found.append((words("merit.even_found"), *_even(even.found, even.found.pays, verdict, words)))
-        pays = "none" if even.hit_share is None and (even.gain_seconds or 1.0) <= 0 else "above"
-        what = "merit.even_computed" if even.found is not None else "merit.even"
-        found.append((words(what), *_even(even, pays, verdict, words)))
+        never = even.hit_share is None and even.gain_seconds is not None and even.gain_seconds <= 0
+        what = words("merit.even_computed" if even.found is not None else "merit.even")
+        if length := answer.length_of(even.hit):
+            what += words("merit.of_length", tokens=length)
+        found.append((what, *_even(even, "none" if never else "above", verdict, words)))
     return found
 
 
@@ -211,6 +213,10 @@ ACTIONS = {
     "gate": re.compile(r"mend what gate (?P<gate>\S+) found, then run again"),
     "cause": re.compile(r"mend the cause, then run again"),
     "more_pairs": re.compile(r"run again with more pairs: (?P<pairs>\d+) pairs needed"),
+    "pairs_reach": re.compile(
+        r"run again with more pairs: with (?P<pairs>\d+) pairs? the exact two-sided test cannot reach p < \.05 "
+        r"\(its least p is [\d.e-]+\); at least (?P<least>\d+) pairs are needed"
+    ),
     "valid_pairs": re.compile(r"run again, with at least 6 valid pairs"),
 }
 """What the verdict recommends, where other languages have a sentence for it: `next.NAME`."""
@@ -222,7 +228,16 @@ def next_step(verdict: Verdict, words: Words) -> str:
     if found is None:
         return said_text(answer.next_text(verdict), words)
     values = {name: words.title(value) if name == "title" else value for name, value in found[1].items()}
-    return words(f"next.{found[0]}", **values)
+    return f"{words(f'next.{found[0]}', **values)} {_beside_the_advice(verdict, words)}".rstrip()
+
+
+def _beside_the_advice(verdict: Verdict, words: Words) -> str:
+    """What the reason adds to the advice, as another arm that is better, too: where the language has words for it."""
+    reason = answer.one_line(verdict.recommendation.reason)
+    _, _, more = reason.partition("; ")
+    if not more or reason in answer.one_line(verdict.reason) or not is_said(answer.sentence(more), words):
+        return ""
+    return said_text(answer.sentence(more), words)
 
 
 def next_is_the_tools(verdict: Verdict, words: Words) -> bool:
@@ -236,6 +251,12 @@ def _action(verdict: Verdict) -> tuple[str, dict[str, str]] | None:
     return next(
         ((name, found.groupdict()) for name, form in ACTIONS.items() if (found := form.fullmatch(action))), None
     )
+
+
+def adopted(verdict: Verdict) -> str:
+    """The arm that the verdict says to adopt; "" where it says none."""
+    found = _action(verdict)
+    return found[1]["arm"] if found is not None and found[0] == "adopt" else ""
 
 
 def answers(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
@@ -298,7 +319,9 @@ def _guards(guards: Sequence[ComparisonResult], words: Words) -> str:
             arm=item.arm,
             effect=compact(answer.effect_text(item), words),
             interval=compact(answer.interval_text(item), words),
-            word=words.or_else(f"word.{item.verdict}", item.verdict),
+            word=words("answer.within", margin=words.local(answer.margin_text(item)))
+            if answer.is_within_a_size(item)
+            else words.or_else(f"word.{item.verdict}", item.verdict),
         )
         for item in guards
     )
@@ -313,42 +336,65 @@ def _detection(primary: ComparisonResult | None, words: Words) -> str | None:
 
 
 def break_even(verdict: Verdict, words: Words) -> str:
-    """From which share of returning requests on it pays, with gain and cost; "" where nobody can say."""
+    """From which share of returning requests on it pays: as a sweep found it, then as computed; "" where none can say.
+
+    What was found decides: the computed share rests on a return and a miss by themselves.
+    """
     even = verdict.break_even
     if even is None or verdict.verdict == "INVALID":
         return ""
-    computed = _even_sentence(even, verdict, words)
-    if even.found is None or even.found.pays != "above":
-        return computed
-    told = answer.share_is_told(even.found, verdict.verdict)
-    if not told and not answer.spans_less(even.found):
-        return computed
-    found = words(
-        "brief.even_found" if told else "brief.even_found_interval",
-        share=words.share(even.found.hit_share),
-        low=words.share(even.found.ci_low),
-        high=words.share(even.found.ci_high),
-    )
+    if even.found is None:
+        return _even_sentence(even, verdict, words, even.own_hit_share)
+    found = _found_sentence(even.found, even.own_hit_share, verdict, words)
+    computed = _even_sentence(even, verdict, words, None)
     return f"{found} {words('brief.even_computed', computed=computed)}" if computed else found
 
 
-def _even_sentence(even: BreakEven, verdict: Verdict, words: Words) -> str:
-    """The computed break-even in a sentence; without a share where none is shown."""
+def _found_sentence(found: FoundBreakEven, own: float | None, verdict: Verdict, words: Words) -> str:
+    """What a sweep of shares found, in a sentence: above a share, at every one, at none, or nothing."""
+    told = answer.share_is_told(found, verdict.verdict)
+    if found.pays != "above":
+        return words("brief.even_found_not_told" if verdict.verdict == "INCONCLUSIVE" else f"brief.even_{found.pays}")
+    if not told and not answer.spans_less(found):
+        return words("brief.even_found_not_told")
+    text = words(
+        "brief.even_found" if told else "brief.even_found_interval",
+        share=words.share(found.hit_share),
+        low=words.share(found.ci_low),
+        high=words.share(found.ci_high),
+    )
+    if told and answer.is_number(own):
+        text += words("brief.even_own", share=words.share(own))
+    low, high = found.minus_computed_low, found.minus_computed_high
+    if told and low is not None and high is not None:
+        text += words("brief.even_agrees" if low <= 0 <= high else "brief.even_disagrees")
+    return f"{text}."
+
+
+def _even_sentence(even: BreakEven, verdict: Verdict, words: Words, own: float | None) -> str:
+    """The computed break-even in a sentence; without a share where none is shown. `own`: the user's share."""
+    length = answer.length_of(even.hit)
+    prefix = words("brief.prefix_of", tokens=length) if length else words("brief.prefix")
+    if even.hit_share is None and even.gain_seconds is not None and even.gain_seconds <= 0:
+        if verdict.verdict == "INCONCLUSIVE":
+            return words("brief.even_not_told")
+        return words("brief.even_never", prefix=prefix, loss=words.seconds(-even.gain_seconds))
     if not answer.is_number(even.hit_share):
         return ""
     if not answer.share_is_told(even, verdict.verdict):
         key = "brief.even_between" if answer.spans_less(even) else "brief.even_not_told"
-        return words(key, low=words.share(even.ci_low), high=words.share(even.ci_high))
+        return words(key, low=words.share(even.ci_low), high=words.share(even.ci_high), prefix=prefix)
     text = words(
         "brief.even" if (even.cost_seconds or 0.0) > 0 else "brief.even_free",
         share=words.share(even.hit_share),
         gain=words.seconds(even.gain_seconds),
         cost=words.seconds(even.cost_seconds),
+        prefix=prefix,
     )
     if answer.is_number(even.ci_low):
         text += words("brief.even_interval", low=words.share(even.ci_low), high=words.share(even.ci_high))
-    if answer.is_number(even.own_hit_share):
-        text += words("brief.even_own", share=words.share(even.own_hit_share))
+    if answer.is_number(own):
+        text += words("brief.even_own", share=words.share(own))
     return text + "."
 
 
@@ -360,10 +406,10 @@ def counts(verdict: Verdict, words: Words) -> str:
     states = [answer.gate_state([result for _, result in found]) for found in answer.gates_by_name(verdict).values()]
     return words(
         "answer.counts",
-        valid=sum(run.valid for run in runs),
-        planned=sum(run.planned for run in runs),
-        dropped=sum(run.dropped for run in runs),
-        faults=sum(run.engine_faults for run in runs),
+        valid=words.whole(sum(run.valid for run in runs)),
+        planned=words.whole(sum(run.planned for run in runs)),
+        dropped=words.whole(sum(run.dropped for run in runs)),
+        faults=words.whole(sum(run.engine_faults for run in runs)),
         passed=states.count("passed"),
         gates=len(states) - states.count("not_required"),
         failed=states.count("failed"),

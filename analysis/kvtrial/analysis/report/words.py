@@ -23,17 +23,32 @@ _RU_UNITS = {
     "preemptions per 1,000 requests": "вытеснений на 1000 запросов", "per 1,000 requests": "на 1000 запросов",
 }  # fmt: skip
 MINUS = "\u2212"
+_TIMES = re.compile(r"(?<!\w)x(?=\d[\d,]*(?:\.\d+)?(?![\w.-]))")
+_TIMES_IN_A_SENTENCE = re.compile(r"(?<!\w)x(?=\d[\d,]*(?:\.\d+(?![\w.-])| \(-?[\d.]|, \d+ ?% | or more))")
+"""A name may be x2 as well: a ratio has a fraction, an interval, or so much "or more"."""
+_MINUS = re.compile(r"(?<![\w.,)\]\-=/])-(?=\d)")
+_MINUS_IN_A_SENTENCE = re.compile(r"(--?[A-Za-z][\w.-]* )?(?<![\w.,)\]\-=/])-(?=\d)")
+"""Behind an option stands what a shell is to take."""
 _SIGNS = (
-    (re.compile(r"(?<!\w)x(?=\d[\d,]*(?:\.\d+)?(?![\w.-]))"), "×"),
     (re.compile(r"(?<![\w.,])\.(?=\d)"), "0."),
     (re.compile(r"(?<=\d)%"), f"{NBSP}%"),
-    (re.compile(r"(?<![\w.,)\]\-=/])-(?=\d)"), MINUS),
 )
 _UNIT = re.compile(r"(?<![\w.])(?:" + "|".join(sorted(map(re.escape, _RU_UNITS), key=len, reverse=True)) + r")(?!\w)")
 
 
 def signs(text: str) -> str:
-    """`text` with numbers as the pages write them: ×0.2, 0.031, 97 %, −3; a terminal has x0.2, .031 and -3."""
+    """A sentence with numbers as the pages write them: ×0.2, 0.031, 97 %, −3; a terminal has x0.2, .031 and -3."""
+    text = _TIMES_IN_A_SENTENCE.sub("×", text)
+    text = _MINUS_IN_A_SENTENCE.sub(lambda found: found[0] if found[1] else MINUS, text)
+    return _other_signs(text)
+
+
+def _number_signs(text: str) -> str:
+    """The same of a number by itself, which is no name."""
+    return _other_signs(_MINUS.sub(MINUS, _TIMES.sub("×", text)))
+
+
+def _other_signs(text: str) -> str:
     for found, written in _SIGNS:
         text = found.sub(written, text)
     return text
@@ -74,17 +89,20 @@ class Words:
     def amount(self, value: float, noun: str, *, signed: bool = False) -> str:
         """A number that need not be whole with its noun: "1 pair", "62.5 preemptions", "−23 sequences"."""
         shown = answer.number_text(value) if value != round(value) else f"{value:,.0f}"
-        forms = self.texts[f"n.{noun}"].split("|")
-        fraction, size = "." in shown, abs(round(value))
-        if len(forms) == 2:
-            form = forms[0] if size == 1 and not fraction else forms[1]
-        else:
-            # In Russian a fraction takes the form of two.
-            tens, ones = size % 100, size % 10
-            few = fraction or (2 <= ones <= 4 and not 12 <= tens <= 14)
-            form = forms[1] if few else forms[0] if ones == 1 and tens != 11 else forms[2]
         plus = "+" if signed and value > 0 else ""
-        return f"{self.local(f'{plus}{shown}')}{NBSP}{form}"
+        return f"{self.local(f'{plus}{shown}')}{NBSP}{self.form(value, noun)}"
+
+    def form(self, value: float, noun: str) -> str:
+        """The form of a noun that goes with a number."""
+        fraction = value != round(value) and "." in answer.number_text(value)
+        forms = self.texts[f"n.{noun}"].split("|")
+        size = abs(round(value))
+        if len(forms) == 2:
+            return forms[0] if size == 1 and not fraction else forms[1]
+        # In Russian a fraction takes the form of two.
+        tens, ones = size % 100, size % 10
+        few = fraction or (2 <= ones <= 4 and not 12 <= tens <= 14)
+        return forms[1] if few else forms[0] if ones == 1 and tens != 11 else forms[2]
 
     def cost(self, value: float, unit: str) -> str:
         """What a change takes more of (negative: less), in its protocol's unit: "+1 MiB of KV cache", "+1 replica"."""
@@ -97,7 +115,7 @@ class Words:
 
     def local(self, text: str) -> str:
         """A formatted number with its unit as this language writes it; not for sentences."""
-        text = signs(text)
+        text = _number_signs(text)
         if self.is_english:
             return text
         text = _UNIT.sub(lambda found: _RU_UNITS[found[0]], text)
@@ -123,6 +141,12 @@ class Words:
     def whole(self, value: float | None) -> str:
         """A count; "–" where there is none."""
         return "–" if value is None or not answer.is_number(value) else self.local(f"{value:,.0f}")
+
+    def piece(self, unit: str) -> str:
+        """One of what a change takes: "GiB", "replica"."""
+        if unit.startswith("GiB"):
+            return self("unit.gib")
+        return self.texts[f"n.cost.{unit}"].split("|")[0] if self.has(f"n.cost.{unit}") else unit
 
     def title(self, text: str) -> str:
         """An arm's title or a protocol's question, as a protocol says it; in another language where there is a text."""
