@@ -277,7 +277,7 @@ def test_one_host_unlike_the_pin_stops_the_whole_fleet(unlike, broken, sentence,
 def test_the_fleet_is_judged_before_anything_is_installed_and_again_with_engine_and_model():
     looked = yaml.safe_load((ROOT / "roles" / "preflight" / "tasks" / "main.yml").read_text())
     assert [task.get("ansible.builtin.import_tasks") for task in looked][1] == "fleet.yml"
-    plays = {play["name"]: str(play) for play in yaml.safe_load((ROOT / "playbooks" / "experiment.yml").read_text())}
+    plays = {play["name"]: str(play) for play in yaml.safe_load((ROOT / "playbooks" / "prepare.yml").read_text())}
     assert "tasks_from': 'fleet'" in plays["Prepare the hosts"]
 
 

@@ -155,7 +155,7 @@ def test_the_noise_floor_is_of_the_phase(tmp_path):
 
 def test_a_textfile_in_a_folder_that_is_not_there_is_a_sentence(tmp_path, capsys):
     store_of(tmp_path / "s", nights=2)
-    assert main(["history", str(tmp_path / "s"), "--textfile", str(tmp_path / "no" / "h.prom")]) == 2
+    assert main(["history", str(tmp_path / "s"), "--textfile", str(tmp_path / "no" / "h.prom")]) == 7
     assert "--textfile" in (said := capsys.readouterr().err) and said.count("\n") == 1
 
 
