@@ -45,8 +45,8 @@ facts:
       C(configured) is left, C(kernels) installed, running C(kernel), C(headers), C(dkms), C(secure_boot),
       C(module_version) that is loaded, C(smi_version) and C(smi_error), C(gpus), C(gpu_processes), C(gpu_unknown) (why
       nobody can say whether a GPU is in use; empty otherwise), C(uvm_node), C(nvswitch), C(os), C(architecture),
-      C(systemd) (whether it runs, and may be told anything, which takes root), C(apt_lock), the sha256 of C(files) and the state
-      of C(units).
+      C(systemd) (whether it runs, and may be told anything, which takes root), C(apt_lock), the sha256 of C(files) and
+      the state of C(units).
   returned: always
   type: dict
   sample: {module_version: "580.95.05", smi_version: "580.95.05", headers: true, apt_lock: null}

@@ -325,7 +325,7 @@ STOCK_ON_GPU = {
     ("facts", "settings", "sentence"),
     [
         ({}, {}, None),
-        ({"ram_available_bytes": RESERVE + 2**28}, {}, "268435456, KV cache 12713984, engine 2684354560, reserve 2147483648)"),
+        ({"ram_available_bytes": RESERVE + 2**28}, {}, "KV cache 12713984, engine 2684354560, reserve 2147483648)"),
         ({"ram_available_bytes": RESERVE + 2**28, "engines": OWN}, {}, None),
         ({"dev_shm_free_bytes": 2**30}, STOCK_ON_GPU, "is a file in /dev/shm from 0.27, where 1073741824 bytes"),
         ({}, STOCK_ON_GPU, None),
