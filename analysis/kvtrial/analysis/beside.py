@@ -142,10 +142,17 @@ def _side(verdict: Verdict) -> Side:
     )
 
 
+BY_SWEEP = {"none": "found at none of the shares", "every": "found at every share", "unknown": "not told by the sweep"}
+"""What stands for a share where a sweep found none."""
+
+
 def _even(verdict: Verdict) -> str:
     """The break-even hit share, found before computed, with its interval; "" where none may be named."""
     even = verdict.break_even
-    for found in (even.found if even is not None else None, even):
+    by_sweep = even.found if even is not None else None
+    if by_sweep is not None and by_sweep.pays in BY_SWEEP:
+        return BY_SWEEP[by_sweep.pays]
+    for found in (by_sweep, even):
         if found is not None and answer.share_is_told(found, verdict.verdict):
             bounds = f"{answer.share_text(found.ci_low)} to {answer.share_text(found.ci_high)}"
             return f"{answer.share_text(found.hit_share)} ({bounds})"

@@ -873,14 +873,25 @@ def _write_outputs(
              "plan_sha256": campaign.plan_sha256, "pins": campaign.pins}  # fmt: skip
     models = {host.host: host.model.name for host in campaign.plan.hosts}
     fits = [*fits_of(campaign.campaign, protocol, verdict, models), *beside]
+    shown = verdict
+    if whole := judged.cut_down_hosts:
+        shown = msgspec.structs.replace(verdict, caveats=[*verdict.caveats, _of_some_hosts(judged, whole)])
     page = build_report(
-        verdict, protocol, records, about, frame, language=language, history=history, fits=fits,
+        shown, protocol, records, about, frame, language=language, history=history, fits=fits,
         prices=campaign.prices, commands=commands_of(directory, campaign, records, language, arguments, archive),
         record_names=_record_names(directory, records),
     )  # fmt: skip
     write_atomically(directory / "report.html", page.encode())
     brief = build_brief(verdict, protocol, records, language=language, prices=campaign.prices, fits=fits)
     write_atomically(directory / "brief.md", brief.encode())
+
+
+def _of_some_hosts(judged: "Judged", cut_down: int) -> str:
+    hosts = len(judged.records)
+    return (
+        f"figures of single requests, of where prompt tokens came from and of time are of the first {hosts - cut_down} "
+        f"of {hosts} hosts; effects, gates and tables are of all"
+    )
 
 
 def _record_names(directory: Path, records: "Sequence[RunRecord]") -> dict[tuple[str, str], str]:

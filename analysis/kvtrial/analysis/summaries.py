@@ -176,11 +176,15 @@ class _Version(Struct, frozen=True):
 
 
 class Judged(Struct, frozen=True):
-    """A campaign with its verdict. `campaign` has of each host's planned runs the first; `records`: see `judge`."""
+    """A campaign with its verdict. `campaign` has what a host's first planned run sends, and the others without it.
+
+    `records`: see `judge`; those of `cut_down_hosts` hosts are without their requests.
+    """
 
     campaign: Campaign
     verdict: Verdict
     records: dict[str, list[RunRecord]]
+    cut_down_hosts: int = 0
 
 
 @disk_errors_said()
@@ -200,7 +204,7 @@ def judge(
         refuse_runs_without_record(directory)
         outline.refuse_strangers()
         left = whole_bytes
-        outcomes, records, plans = {}, {}, []
+        outcomes, records, plans, cut_down_hosts = {}, {}, [], 0
         for host in outline.hosts if hosts is None else hosts:
             campaign, digest = outline.of(host)
             found = read_host_records(directory, host, campaign, {host: digest})
@@ -211,10 +215,12 @@ def judge(
             kept = found if left > 0 else [cut_down(record) for record in found]
             outcomes[host] = _over(outcome, kept)
             records[host] = kept
-            plans.append(replace(campaign.plan.hosts[0], runs=campaign.plan.hosts[0].runs[:1]))
+            cut_down_hosts += kept is not found
+            first, *others = campaign.plan.hosts[0].runs
+            plans.append(replace(campaign.plan.hosts[0], runs=[first, *(replace(run, phases=[]) for run in others)]))
         verdict = _verdict(outline, outcomes, records, hosts is None)
         campaign = outline.campaign
-        return Judged(replace(campaign, plan=replace(campaign.plan, hosts=plans)), verdict, records)
+        return Judged(replace(campaign, plan=replace(campaign.plan, hosts=plans)), verdict, records, cut_down_hosts)
 
 
 def _over(outcome: HostOutcome, records: Sequence[RunRecord]) -> HostOutcome:

@@ -92,7 +92,10 @@ def _add_break_even(registry: CollectorRegistry, verdict: Verdict) -> None:
         registry=registry,
     )
     even = verdict.break_even
-    for how, found in (("computed", even), ("found", even.found if even is not None else None)):
+    by_sweep = even.found if even is not None else None
+    # What a sweep found stands before what is computed, also where it found that it pays at no share, or at all.
+    computed = None if by_sweep is not None and by_sweep.pays != "above" else even
+    for how, found in (("computed", computed), ("found", by_sweep)):
         if found is not None and share_is_told(found, verdict.verdict) and found.hit_share is not None:
             gauge.labels(verdict.protocol, ALL_HOSTS, how).set(found.hit_share)
 

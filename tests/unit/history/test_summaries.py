@@ -9,7 +9,7 @@ import pytest
 import zstandard
 from history_build import campaign_on, night
 from kvtrial.analysis import summaries
-from kvtrial.analysis.campaign import analyze, conclude, host_plan_digests, read_host_records
+from kvtrial.analysis.campaign import analyze, conclude, host_plan_digests, read_campaign, read_host_records
 from kvtrial.analysis.cli import main
 from kvtrial.analysis.stages import remember
 from kvtrial.analysis.summaries import Outline, digest_path, read_summary, summarise, verdict_of
@@ -103,10 +103,15 @@ def test_the_end_of_a_large_campaign_keeps_no_list_of_requests_and_says_the_same
     seen: list = []
     whole = conclude(str(campaign))
     written = {n: (campaign / n).read_bytes() for n in ("verdict.json", "summary.csv", "metrics.prom")}
+    page = (campaign / "report.html").read_text()
+    pairs = len({run.pair for run in read_campaign(campaign).plan.hosts[0].runs if not run.spare})
+    assert pairs > 1 and f"kvtrial_pairs={pairs}" in page and "of single requests" not in page
     monkeypatch.setattr(summaries, "WHOLE_BYTES", 0)
     monkeypatch.setattr(summaries, "read_host_records", counted)
     cut = conclude(str(campaign))
     assert {n: (campaign / n).read_bytes() for n in written} == written and cut["answer"] == whole["answer"]
+    page = (campaign / "report.html").read_text()
+    assert f"kvtrial_pairs={pairs}" in page and "are of the first 0 of " in page
     # Of the hosts before only what is left of one may still be there.
     assert alive and max(alive) <= 1
     judged = summaries.judge(campaign)

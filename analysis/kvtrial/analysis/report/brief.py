@@ -232,6 +232,8 @@ def _service(verdict: Verdict, ladder: LadderResult | None, control: str, words:
         named = len(worse) + len(hinted)
         if named < len(guards):
             said.append(words("brief.service_rest" if named else "brief.service_guards", count=len(guards) - named))
+            open_ = sum(item.verdict == "INCONCLUSIVE" for item in guards) - len(hinted)
+            said += [words("brief.service_undecided", count=open_)] if open_ else []
         return " ".join(said)
     worst = max(ladder.levels, key=lambda level: level.preemptions_per_request or 0.0, default=None)
     if worst is None or not worst.preemptions:
@@ -268,7 +270,13 @@ def _arms_worse(verdict: Verdict, ladder: LadderResult, control: str, words: Wor
         worse.sort(key=lambda item: (item.metric != GPU_SECONDS, item.role != "guard"))
         if worse:
             said.append(f"{arm}: {_worse_words(worse, words)}")
-    return words("brief.service_arms", control=control, what=". ".join(said)) if said else ""
+    text = words("brief.service_arms", control=control, what=". ".join(said)) if said else ""
+    guards = [
+        item
+        for item in verdict.comparisons
+        if item.role == "guard" and item.verdict == "INCONCLUSIVE" and first in (item.arm, None)
+    ]
+    return f"{text} {words('brief.service_undecided', count=len(guards))}".lstrip() if guards else text
 
 
 def _worse_words(worse: Sequence[ComparisonResult], words: Words) -> str:
