@@ -10,7 +10,8 @@ from ansible_collections.kvtrial.vllm.plugins.module_utils.driver_facts import C
 
 def driver_due(installed, wanted, version):
     """What has to change, in words: wanted packages that are missing or at another version, and installed packages of
-    the driver at another version than `version`, but for companions, which have versions of their own.
+    the driver at another version than `version`, but for companions, which have versions of their own, and for those
+    whose name ends in their version: they stand beside another's, as Ubuntu's nvidia-firmware-580-580.82.07 does.
 
     installed: {name: version}. wanted: what driver_specs gave.
     """
@@ -22,7 +23,9 @@ def driver_due(installed, wanted, version):
         if have is None or not re.match(r"^(\d+:)?%s$" % pattern, have):
             due[name] = "%s %s" % (name, have or "missing")
     for name, have in installed.items():
-        if name not in due and name not in COMPANIONS and upstream_version(have) not in (None, version):
+        own = upstream_version(have)
+        beside = own is not None and name.endswith("-" + own)
+        if name not in due and name not in COMPANIONS and not beside and own not in (None, version):
             due[name] = "%s %s" % (name, have)
     return [due[name] for name in sorted(due)]
 

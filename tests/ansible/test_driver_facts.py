@@ -257,6 +257,20 @@ def test_a_companion_may_have_a_version_of_its_own():
     assert driver_due(installed, wanted, PIN) == ["nvidia-persistenced 535.171.04-1~deb12u1"]
 
 
+def test_a_package_with_its_version_in_its_name_is_not_the_driver_at_another_one():
+    """Ubuntu's firmware of the driver before stays installed beside that of the new one."""
+    wanted = ["nvidia-driver-580-open=580.95.05*"]
+    installed = {
+        "nvidia-driver-580-open": "580.95.05-0ubuntu1",
+        "nvidia-firmware-580-580.82.07": "580.82.07-0ubuntu1",
+        "nvidia-firmware-580-580.95.05": "580.95.05-0ubuntu1",
+    }
+    assert driver_due(installed, wanted, PIN) == []
+    assert driver_due(installed | {"nvidia-utils-580": "580.82.07-0ubuntu1"}, wanted, PIN) == [
+        "nvidia-utils-580 580.82.07-0ubuntu1"
+    ]
+
+
 def held(proc, pid, command, *paths):
     """A process of a made-up /proc with files open."""
     proc(pid, command)

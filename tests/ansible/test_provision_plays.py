@@ -107,6 +107,14 @@ def test_also_where_every_host_fails_each_is_given_back(provision):
     assert all(done[-2:] == ["vllm main FAILED", "preflight unlock"] for done in did.values()), did
 
 
+def test_a_host_whose_driver_goes_is_not_the_canary_of_the_one_that_comes(provision):
+    did, done = provision(h1={"kvtrial_state": "absent"}, h2={"fails": "nvidia_driver/main"})
+    assert done.returncode != 0
+    assert did["h2"][-2:] == ["nvidia_driver main FAILED", "preflight unlock"]
+    assert "nvidia_driver main" not in did["h1"], "it waits for h2, the first that gets a driver"
+    assert "the canary h2 did not take it" in done.stdout
+
+
 REMOVED = ["trial stop", "engine remove", "workload main", "model main", "vllm main", "trial purge"]
 
 
