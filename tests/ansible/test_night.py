@@ -67,6 +67,56 @@ def test_what_a_night_cannot_use_is_refused_before_a_host_is_asked(tools, tmp_pa
     assert "hook-of-ours" not in done.stdout and "unreachable=1" not in done.stdout
 
 
+def test_a_host_that_was_not_made_ready_is_left_out_of_the_campaign_by_name(tools, tmp_path):
+    """The A/A pairs' end has forgotten its failure; h1 is ready, h2 failed before, h3 is in use by others."""
+    plays = yaml.safe_load((ROOT / "playbooks" / "night.yml").read_text())
+    turn = next(play for play in plays if play["name"] == "Turn to the campaign")
+    turn["hosts"] = "all"
+    after = {
+        "hosts": "all",
+        "gather_facts": False,
+        "tasks": [{"name": "Measure", "ansible.builtin.debug": {"msg": "x"}}],
+    }
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([turn, after]))
+    hosts = {"h1": {**LOCAL, "engine_inputs": {}}, "h2": LOCAL, "h3": LOCAL}
+    groups = {"all": {"hosts": hosts}, "kvtrial_busy": {"hosts": {"h3": {}}}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump(groups))
+    done = tools.run("ansible-playbook", "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"))
+    assert "h2 was not made ready, so it takes no part in this night's campaign" in done.stdout
+    measured = done.stdout.partition("TASK [Measure]")[2]
+    assert "ok: [h1]" in measured and "[h2] =>" not in measured.partition("PLAY RECAP")[0], measured
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "aa_noise"),
+        ({"protocol": "preemption_ladder"}, "preemption_noise"),
+        ({"protocol": "offload_mix"}, None),
+        ({"protocol": "offload_mix", "kvtrial_noise_protocol": "mine"}, "mine"),
+        ({"kvtrial_noise_pairs": 0}, None),
+    ],
+)
+def test_the_aa_pairs_are_of_a_protocol_that_knows_the_campaigns_sizes_or_there_are_none(tools, tmp_path, given, said):
+    plays = yaml.safe_load((ROOT / "playbooks" / "night.yml").read_text())
+    pairs = next(play for play in plays if play["name"] == "Run the A/A pairs")
+    pairs["ansible.builtin.import_playbook"] = "measure.yml"
+    pairs["vars"] |= {"kvtrial_hosts_free": "h2", "kvtrial_tonight": "x"}
+    (tmp_path / "night.yml").write_text(yaml.safe_dump([pairs]))
+    measure = yaml.safe_load((ROOT / "playbooks" / "measure.yml").read_text())[0]
+    measure["tasks"] = [{"ansible.builtin.debug": {"msg": "by {{ kvtrial_request_tonight.protocol }}"}}]
+    (tmp_path / "measure.yml").write_text(yaml.safe_dump([measure]))
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"h1": LOCAL, "h2": LOCAL}}}))
+    done = tools.run(
+        "ansible-playbook", "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "night.yml"), "-e", json.dumps(given)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ([line.strip() for line in done.stdout.splitlines() if '"msg": "by' in line or "msg: by" in line] != []) is (
+        said is not None
+    )
+    assert said is None or (f"by {said}" in done.stdout and "[h2]" in done.stdout and "[h1]" not in done.stdout)
+
+
 def made(results: Path, name: str, night: str) -> Path:
     """A campaign's folder with what its plan is made of left out."""
     folder = results / name

@@ -206,6 +206,11 @@ def files_of(store: Path, protocol: str | None = None, host: str | None = None) 
         raise UnusableInput(
             f"{store} is no folder; give the store, by default results/history, or add a campaign first."
         )
+    if old := next(iter(store.glob("host=*/protocol=*")), None):
+        raise UnusableInput(
+            f"{store} has folders of an earlier layout ({old.parent.name}), which are not read; move them away, and "
+            f"add their campaigns again (kvtrial history {store} --add CAMPAIGN...)."
+        )
     named = "protocol=*" if protocol is None else f"protocol={quote(protocol, safe='')}"
     newest: dict[tuple[Path, str], Path] = {}
     for path in sorted(store.glob(f"{named}/night=*/*.parquet"), key=lambda file: file.stat().st_mtime_ns):
