@@ -48,7 +48,9 @@ def test_the_deadline_passes_and_the_engine_is_ended(trial):
 
 @pytest.mark.usefixtures("nothing_left")
 def test_if_controller_gone_stop_ends_it_when_the_controller_falls_silent(trial):
-    trial = trial(pairs=2, if_controller_gone="stop", limits={"controller_gone_seconds": 1.0})
+    trial = trial(
+        pairs=2, if_controller_gone="stop", visited_every_seconds=0.3, limits={"controller_gone_seconds": 1.0}
+    )
     trial.folder.heartbeat.write_text(str(time.monotonic()))
     assert "controller has been silent" in reason(trial)
 
