@@ -160,7 +160,7 @@ def test_a_missing_venv_is_told_of_the_python_that_the_host_has(standin_python: 
     assert "install the package python3.13-venv" in " ".join(result.stdout.split()), result.stdout
 
 
-@pytest.mark.parametrize("playbook", ["provision", "experiment"])
+@pytest.mark.parametrize("playbook", ["provision", "prepare"])
 def test_the_host_programs_python_is_looked_at_before_the_engine_is_fetched(playbook: str) -> None:
     """A host with Python 3.10 has had its gigabytes before it was refused."""
     text = (REPOSITORY / "playbooks" / f"{playbook}.yml").read_text(encoding="utf-8")
