@@ -30,7 +30,8 @@ class HostOutcome(Struct, frozen=True):
     def counts(self) -> bool:
         """Whether the host takes part in the fleet's answer."""
         disturbed = any(gate.disturbed for gate in self.verdict.gates)
-        return self.verdict.verdict != "INVALID" and len(self.pairs.valid) >= LEAST_PAIRS and not disturbed
+        shown = self.verdict.verdict != "INVALID" and not self.verdict.reason.startswith(NEVER_PREEMPTED)
+        return shown and len(self.pairs.valid) >= LEAST_PAIRS and not disturbed
 
 
 def judge_host(

@@ -150,8 +150,17 @@ def lengths_of_facts(phases: Sequence[PhaseRecord]) -> list[Length]:
 UNPREDICTED = {
     "watermark": "keeps blocks free that nobody is let in for",
     "no-scheduler-reserve-full-isl": "lets a prompt in before all of it has room",
+    "watermark-config": "keeps blocks free that nobody is let in for",
     "speculative-config": "takes blocks for drafted tokens",
+    "spec-method": "takes blocks for drafted tokens",
+    "spec-tokens": "takes blocks for drafted tokens",
     "long-prefill-token-threshold": "lets a long prompt in by parts",
+    "long-prefill-token-threshold-adaptive": "lets a long prompt in by parts",
+    "max-num-scheduled-tokens": "bounds a step in a way of its own",
+    "prefill-schedule-interval": "lets prompts in at intervals",
+    "decode-context-parallel-size": "spreads a request's blocks over GPUs",
+    "scheduler-cls": "is another scheduler",
+    "no-enable-chunked-prefill": "computes a prompt in one step or not at all",
 }
 """Options that change who is let in or what a request takes, in a way that no prediction here knows."""
 WHOLE_PROMPTS_SINCE = "0.19"
@@ -162,7 +171,8 @@ SEQUENCES_BY_DEFAULT = 128
 
 def refuse_unpredictable(name: str, arm: str, launch: Launch, version: str) -> None:
     """Raise UnusableInput for a launch of a ladder of which no onset could be predicted."""
-    options = parse_vllm_args(launch.argv).options
+    given = parse_vllm_args(launch.argv).options
+    options = {name.partition(".")[0]: value for name, value in given.items()}
     for option, does in UNPREDICTED.items():
         switched_off = option.startswith("no-") and options.get(option.removeprefix("no-")) is False
         if switched_off or options.get(option) not in (None, False, "0", "0.0"):

@@ -38,6 +38,8 @@ TURNAROUNDS_STEPS = (0, 2, 6)
 """Engine steps between the end of an answer and the next request's arrival."""
 STAGGERS_STEPS = (0, 1, 4)
 """Engine steps between the arrivals of the first requests."""
+UNSURE_TIMES = 2
+"""A range whose end is not sure goes to so many times its beginning: real servers preempted from 1 to 1.6 times on."""
 EARLY_STEPS_MAX = 4
 """Of requests sent at once some may begin up to so many steps before the others, whom a busy client sends later."""
 LEAST_BATCHED_TOKENS = 2048
@@ -135,16 +137,18 @@ def _of_one_length(
     if at_once and _whoever_is_early(length, safe + 1, usable_blocks, block_tokens):
         # One step computes all their prompts, so they grow in step.
         return OnsetPlan(kind="exact", low=safe + 1, high=safe + 1, last_safe=safe, why=fits)
-    # With more in flight than are let in somebody waits at all times, so that more of them change nothing.
+    # With more in flight than are let in somebody waits at all times, and who that is changes from run to run.
     most = min(admitted + 1, max_running or admitted + 1, safe + REPLAYED_LEVELS_MAX)
+    ways = [(turnaround, 0, 0) for turnaround in TURNAROUNDS_STEPS]
+    ways += [(0, count, steps) for count, steps in _splits(safe + 1)[1:]]
     first = [
         _first_preempted(
             lambda level: [length] * _replayed(requests, level, length),
-            range(safe + 1, most + 1), usable_blocks, block_tokens, max_running, budget, turnaround, early=early,
+            range(safe + 1, most + 1), usable_blocks, block_tokens, max_running, budget, turnaround,
+            early=count, early_steps=steps,
         )
         for budget in _budgets(batched_tokens, [length.prompt_tokens] * most)
-        for turnaround in TURNAROUNDS_STEPS
-        for early in _EARLY
+        for turnaround, count, steps in ways
     ]  # fmt: skip
     found = [level for level in first if level is not None]
     slow = _come_in(length, safe + 1, batched_tokens)
@@ -155,8 +159,14 @@ def _of_one_length(
     if not at_once and set(first) == {safe + 1}:
         return OnsetPlan(kind="exact", low=safe + 1, high=safe + 1, last_safe=safe, why=fits)
     # The arithmetic knows of more ways to come than are replayed.
-    high = max(safe + 2, *found) if len(found) == len(first) else most
-    latest = f"at {high} at the latest all replays preempted" if len(found) == len(first) else "not all replays preempt"
+    if len(found) == len(first):
+        high = max(safe + 2, *found)
+        latest = f"at {high} at the latest all replays preempted"
+    else:
+        # A range needs an end for its levels, and this one has none that is sure.
+        high = max(most, UNSURE_TIMES * (safe + 1))
+        high = min(high, max_running) if max_running else high
+        latest = f"it depends on who comes first whether any is preempted, up to {high} and beyond"
     return OnsetPlan(
         kind="range",
         low=safe + 1,
@@ -166,16 +176,14 @@ def _of_one_length(
     )
 
 
-HALVES = 2
+EARLY_COUNTS_MAX = 8
 
 
-def _early(level: int, halves: int) -> int:
-    """How many of those in flight begin early in a replay: from one to all but one."""
-    return min(max(1, round(level * halves / HALVES)), max(1, level - 1))
-
-
-_EARLY = ((0, 0), *((halves, steps) for steps in (1, EARLY_STEPS_MAX) for halves in range(HALVES + 1)))
-"""Halves of those in flight that begin early in a replay, and by how many steps."""
+def _splits(in_flight: int) -> list[tuple[int, int]]:
+    """(how many of those in flight begin early in a replay, by how many steps): none, and from one to all but one."""
+    apart = max(1, math.ceil((in_flight - 1) / EARLY_COUNTS_MAX))
+    counts = sorted({*range(1, in_flight, apart), in_flight - 1} - {0})
+    return [(0, 0), *((count, steps) for steps in range(1, EARLY_STEPS_MAX + 1) for count in counts)]
 
 
 def _whoever_is_early(length: Length, in_flight: int, usable_blocks: int, block_tokens: int) -> bool:
@@ -226,7 +234,8 @@ def _first_preempted(
     batched_tokens: int | None,
     turnaround: int,
     stagger: int = 0,
-    early: tuple[int, int] = _EARLY[0],
+    early: int = 0,
+    early_steps: int = 0,
 ) -> int | None:
     """The first of `levels` at which a replay of what is sent there preempts."""
     return next(
@@ -235,7 +244,7 @@ def _first_preempted(
             for level in levels
             if replay_preemptions(
                 sent(level), level, usable_blocks, block_tokens, max_running, turnaround, stagger, batched_tokens,
-                early[1], _early(level, early[0]),
+                early_steps, early,
             )
         ),
         None,
@@ -292,11 +301,13 @@ def _beyond_replays(
     """The onset of more requests than are replayed: where their prompts fill the pool, the next token preempts."""
     mean = sum(blocks_at_admission(length, block_tokens) for length in lengths) / len(lengths)
     full = math.ceil(usable_blocks / mean)
-    if max_running is not None and max_running < full:
-        return _never(safe, f"{what}; max-num-seqs lets in {max_running}, and the prompts of {full} fill the KV cache")
+    at_end = usable_blocks * len(lengths) // sum(blocks_at_end(length, block_tokens) for length in lengths)
+    if max_running is not None and max_running <= at_end:
+        return _never(safe, f"{what}; max-num-seqs lets in {max_running}, and {at_end} fit to their end on average")
+    full = min(full, max_running or full)
     why = (
         f"{what}: up to {safe} in flight any of them fit, with {REPLAYED_REQUESTS_MAX} a replay of the "
-        f"first {REPLAYED_REQUESTS_MAX} does not preempt, and the prompts of {full} fill the KV cache by themselves"
+        f"first {REPLAYED_REQUESTS_MAX} does not preempt, {at_end} fit to their end on average, and {full} do not"
     )
     return OnsetPlan(kind="range", low=safe + 1, high=full, last_safe=safe, why=why)
 

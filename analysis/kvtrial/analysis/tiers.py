@@ -44,7 +44,14 @@ def tier_budget(
         undecided = [row.arm for row in rows if row.verdict == "INCONCLUSIVE" and row.loaded_bytes_per_run]
         advice = f"{', '.join(undecided)} undecided, so none is dropped yet" if undecided else "drop it"
         return TierBudget(rows, None, f"no tier is shown to pay: {advice} ({_said(rows)})")
-    sound = [row for row in paying if row is paying[-1] or _sound(row, protocol, pairs, comparisons)]
+    # The gates hold the primary comparison's tier to this already.
+    decided = next((item.arm for item in comparisons if item.role == "primary"), "")
+    sound = [row for row in paying if row.arm == decided or _sound(row, protocol, pairs, comparisons)]
+    if not sound:
+        arms = ", ".join(row.arm for row in paying)
+        why = f"{arms} would pay, but loaded nothing, answered otherwise or made misses slower: no tier is taken"
+        return TierBudget(rows, None, f"{why} ({_said(rows)})")
+    paying = [row for row in paying if row.tier_bytes <= sound[-1].tier_bytes]
     chosen = next((row for row in sound if _as_good(row, paying[-1], comparisons)), paying[-1])
     larger = [row.arm for row in rows if row.tier_bytes > chosen.tier_bytes]
     smaller = [row for row in rows if row.tier_bytes < chosen.tier_bytes]
@@ -53,7 +60,11 @@ def tier_budget(
     unproven = [row.arm for row in smaller if row.loaded_bytes_per_run and row.arm not in undecided]
     advice = f"{chosen.arm}: {chosen.tier_bytes:,} bytes of RAM ({chosen.times_gpu_kv:.3g} times the GPU's KV cache)"
     if larger:
-        advice += f"; {', '.join(_buys(chosen, arm, comparisons) for arm in larger)}: shrink it to that"
+        advice += f"; {', '.join(_buys(chosen, arm, comparisons) for arm in larger)}"
+        shown = [_comparison(comparisons, chosen.arm, arm) for arm in larger]
+        advice += (
+            ": shrink it to that" if all(item and item.verdict in ("EQUIVALENT", "BETTER") for item in shown) else ""
+        )
     for arm in undecided:
         advice += f"; {_apart(arm, paying[-1].arm, comparisons)}"
     if idle:

@@ -221,6 +221,9 @@ def _top(
     if all(outcome.verdict.verdict == "INVALID" for outcome in outcomes.values()):
         host, first = next(iter(outcomes.items()))
         return "INVALID", f"all {len(outcomes)} hosts are INVALID; {host}: {first.verdict.reason}"
+    valid = [outcome.verdict.reason for outcome in outcomes.values() if outcome.verdict.verdict != "INVALID"]
+    if valid and all(reason.startswith(NEVER_PREEMPTED) for reason in valid):
+        return "INCONCLUSIVE", f"{NEVER_PREEMPTED} on any host; {valid[0]}"
     left_out = "; ".join(f"{host}: {o.verdict.reason}" for host, o in outcomes.items() if host not in counted)
     if len(counted) < LEAST_SHARE_OF_HOSTS * len(outcomes):
         return "INCONCLUSIVE", (
@@ -231,8 +234,6 @@ def _top(
     if primary is None:
         return "INCONCLUSIVE", "the protocol has no primary comparison"
     word, reason = primary.verdict, f"{describe(primary)}, {len(counted)} of {len(outcomes)} hosts"
-    if counted and all(NEVER_PREEMPTED in outcome.verdict.reason for outcome in counted.values()):
-        return "INCONCLUSIVE", f"{NEVER_PREEMPTED} on any host, so nothing is shown of {primary.arm}; {reason}"
     faults = {
         host: outcome.pairs.describe_faults() for host, outcome in outcomes.items() if outcome.pairs.engine_faults
     }

@@ -562,6 +562,14 @@ def test_a_ladder_on_which_nobody_was_preempted_answers_nothing(hosts):
     assert next(c for c in found.comparisons if c.role == "primary").verdict == "INCONCLUSIVE"
 
 
+def test_hosts_on_which_nobody_was_preempted_take_no_part_in_a_fleets_answer():
+    """Thirteen hosts that show nothing do not make the one that does the same within the margin."""
+    hosts = {f"h{number:02}": ladder_records(calm) for number in range(13)} | {"h13": ladder_records()}
+    found = conclude(ladder_protocol(), hosts, "c1")
+    assert found.verdict == "INCONCLUSIVE" and found.reason.startswith("1 of 14 planned hosts are valid"), found.reason
+    assert "h00: no request was preempted" in found.reason
+
+
 def test_arms_that_preempt_as_often_as_the_control_are_still_equivalent():
     alike = ladder_records(lambda arm, level, pair: preempting("base", level, pair))
     assert conclude(ladder_protocol(), {"h1": alike}, "c1").verdict == "EQUIVALENT"

@@ -133,6 +133,16 @@ def test_a_smaller_tier_is_held_against_what_the_largest_is_held_against(protoco
     assert judged(protocol, SOME_PAY, broken=fault).budget_bytes == 4 * 192 * 32 * 4096
 
 
+@pytest.mark.parametrize("fault", ["answers", "loads", "misses"])
+@pytest.mark.parametrize("largest", ["INCONCLUSIVE", "WORSE"])
+def test_also_the_largest_tier_that_pays_is_held_to_it_where_it_is_not_the_primarys(protocol, fault, largest):
+    words = {"tier_4x": largest, "tier_2x": "BETTER", "tier_1_2x": "INCONCLUSIVE"}
+    assert judged(protocol, words).budget_bytes == 2 * 192 * 32 * 4096
+    broken = judged(protocol, words, broken=fault)
+    assert broken.budget_bytes is None and "no tier is taken" in broken.advice
+    assert "shrink it to that" not in judged(protocol, words, "INCONCLUSIVE").advice
+
+
 def test_the_advice_names_the_set_for_which_it_was_shown(protocol):
     assert "; shown for a set of " in judged(protocol, SOME_PAY).advice
 
