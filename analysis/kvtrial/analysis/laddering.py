@@ -138,10 +138,10 @@ def lengths_of(phase: PhasePlan, ahead: bool = False) -> list[Length]:
     return lengths
 
 
-def lengths_of_facts(phases: Sequence[PhaseRecord]) -> list[Length]:
-    """The same from a record: what the requests of a level took."""
+def lengths_of_facts(phases: Sequence[PhaseRecord], ahead: bool = False) -> list[Length]:
+    """The same from a record: what the requests of a level took; `ahead`: at most, since a record knows no stop."""
     return [
-        Length(request.prompt_tokens, request.output_tokens)
+        Length(request.prompt_tokens, request.output_tokens + ahead)
         for request in (phases[0].requests if phases else [])
         if request.prompt_tokens is not None and request.output_tokens
     ]

@@ -122,6 +122,9 @@ def _mend(reason: str) -> str:
 def _go_on(reason: str, pairs_needed: str) -> str:
     if NEVER_PREEMPTED in reason:
         return "raise the ladder, or let the answers grow against the KV cache, then run again"
+    # A gate that leaves a verdict open was disturbed on the way.
+    if reason.startswith("gate "):
+        return "run again, with nothing else at work on the host"
     if "engine fault" in reason:
         return "mend or report the engine fault, then run again"
     if "planned hosts are valid" in reason:

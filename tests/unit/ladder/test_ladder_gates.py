@@ -259,6 +259,7 @@ def test_time_that_an_arms_queue_loses_is_found_beside_the_others_in_whichever_p
 def test_a_disturbed_run_leaves_the_campaign_undecided_and_a_fault_of_the_books_invalid():
     disturbed = conclude(ladder_protocol(), {"h1": on_the_way(0.03, 7, ["more_kv"], (2,))}, "c1")
     assert disturbed.verdict == "INCONCLUSIVE"
+    assert disturbed.recommendation.action == "run again, with nothing else at work on the host"
     assert "nobody can tell the two apart, so run it again" in disturbed.reason
     assert next(result for result in disturbed.comparisons if result.role == "primary").verdict == "INCONCLUSIVE"
     faulty = conclude(ladder_protocol(), {"h1": on_the_way(0.03, 7, ["more_kv"], EVERY_PAIR)}, "c1")

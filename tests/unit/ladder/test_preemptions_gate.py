@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from counts_build import judged, recounted
 from kvtrial.analysis.campaign import analyze, read_campaign, read_records
+from kvtrial.analysis.gates.preemptions import _overfull
 from kvtrial.analysis.laddering import ALL_LEVELS, PREEMPTIONS_GATE, with_ladder_gates
 from kvtrial.analysis.levels import phases_of
 from kvtrial.analysis.stalls import with_stalls
@@ -256,3 +257,14 @@ def test_raw_requests_that_are_not_those_the_record_counted_are_refused(cpu, unp
     ]
     with pytest.raises(UnusableInput, match=r"its record counts \d+ with \d+; restore the file that was recorded"):
         with_stalls(replace(older, phases=phases), folder)
+
+
+def test_a_scheduler_a_step_ahead_may_need_a_block_more_where_all_would_fit():
+    """256 in and 257 out end at 512 tokens: 4 fill 64 blocks of 32, and the slot beyond is in a 17th of each."""
+    run = next(run for run in ladder_records() if run.arm == "base")
+    level = next(phase for phase in run.phases if phase.name == "load_4")
+    level = replace(level, requests=[replace(request, output_tokens=257) for request in level.requests])
+    assert _overfull(run, level) is False
+    assert _overfull(replace(run, evidence="gpu"), level) is True
+    off = replace(run.launch, argv=[*run.launch.argv, "--no-async-scheduling"])
+    assert _overfull(replace(run, evidence="gpu", launch=off), level) is False

@@ -10,7 +10,7 @@ from kvtrial.analysis.laddering import ALL_LEVELS, lengths_of_facts
 from kvtrial.analysis.levels import engines_of, level_of, phases_of, risen, waited_alone
 from kvtrial.analysis.onset import surely_safe
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.launch import parse_vllm_args
+from kvtrial.record.launch import async_scheduling, parse_vllm_args
 from kvtrial.record.pressure import WAIT_MEDIANS
 from kvtrial.record.record import PhaseRecord, RunRecord
 
@@ -136,11 +136,15 @@ def _overfull(run: RunRecord, phase: PhaseRecord) -> bool | None:
     blocks, size = (
         (run.resolved.cache_config.get(name, "") if run.resolved else "") for name in ("num_gpu_blocks", "block_size")
     )
-    lengths = lengths_of_facts([phase])
-    if not (blocks.isdigit() and size.isdigit()) or len(lengths) < phase.sent:
-        return None
     running = _running(run, phase)
-    return None if running is None else running > surely_safe(lengths, int(blocks) - RESERVED_BLOCKS, int(size))
+    if running is None or not (blocks.isdigit() and size.isdigit()):
+        return None
+    # A scheduler a step ahead of the tokens takes a slot more for answers that end by their stop.
+    ahead = run.evidence == "gpu" and async_scheduling(parse_vllm_args(run.launch.argv), run.vllm_version_pinned)
+    lengths = lengths_of_facts([phase], ahead)
+    if len(lengths) < phase.sent:
+        return None
+    return running > surely_safe(lengths, int(blocks) - RESERVED_BLOCKS, int(size))
 
 
 def _running(run: RunRecord, phase: PhaseRecord) -> int | None:
