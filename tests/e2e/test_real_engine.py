@@ -40,6 +40,7 @@ def local_variables() -> dict:
             "workload_wheel_cache": str(STATE / "wheels")}  # fmt: skip
 
 
+@pytest.mark.timeout(900)
 def test_the_installed_collection_reaches_a_verdict_with_the_real_engine(installed, tmp_path, monkeypatch):
     monkeypatch.setenv("ANSIBLE_COLLECTIONS_PATH", str(installed.parents[2]))
     project = Project(tmp_path, local_variables(), root=installed, playbooks="kvtrial.vllm.")
