@@ -30,7 +30,7 @@ CSS_OF = {INK: "currentColor", QUIET: "var(--quiet)", BAND: "var(--band)", BAD: 
           PAPER: "var(--paper)"} | {color: f"var(--arm{index})" for index, color in enumerate(ARMS)}  # fmt: skip
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1)))
 MARKERS = ("o", "s", "D", "^", "v", "P")
-ARM_HATCHES = ("", "////", "....", "xxxx", "----", "||||")
+ARM_HATCHES = ("", "////", "\\\\\\\\", "xxxx", "----", "||||")
 """Of bars, an arm each: in black and white, and to some eyes, colours alone look alike."""
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "kvtrial",
