@@ -194,12 +194,8 @@ def refuse_reuse(name: str, phase: PhasePlan, block_tokens: int) -> None:
     """
     seen: set[str] = set()
     for shape in itertools.islice(request_shapes(phase), LENGTHS_READ_MAX):
-        if shape.shared_tokens >= block_tokens or shape.identity in seen:
-            what = (
-                f"begin with the same {shape.shared_tokens} tokens"
-                if shape.shared_tokens >= block_tokens
-                else "repeat a prompt, or go on from one"
-            )
+        shared = f"begin with the same {shape.shared_tokens} tokens" if shape.shared_tokens >= block_tokens else ""
+        if what := shared or ("repeat a prompt, or go on from one" if shape.identity in seen else ""):
             raise UnusableInput(
                 f"host {name}: the requests of phase {phase.name} {what}, and a ladder needs prompts of their own: "
                 f"those that share a prefix take fewer blocks than is predicted; give it lengths without "

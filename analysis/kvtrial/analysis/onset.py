@@ -140,7 +140,7 @@ def _of_one_length(
     # With more in flight than are let in somebody waits at all times, and who that is changes from run to run.
     most = min(admitted + 1, max_running or admitted + 1, safe + REPLAYED_LEVELS_MAX)
     ways = [(turnaround, 0, 0) for turnaround in TURNAROUNDS_STEPS]
-    ways += [(0, count, steps) for count, steps in _splits(safe + 1)[1:]]
+    ways += [(0, count, steps) for count, steps in _splits(safe + 1)]
     first = [
         _first_preempted(
             lambda level: [length] * _replayed(requests, level, length),
@@ -180,10 +180,10 @@ EARLY_COUNTS_MAX = 8
 
 
 def _splits(in_flight: int) -> list[tuple[int, int]]:
-    """(how many of those in flight begin early in a replay, by how many steps): none, and from one to all but one."""
+    """(how many of those in flight begin early in a replay, by how many steps): from one to all but one."""
     apart = max(1, math.ceil((in_flight - 1) / EARLY_COUNTS_MAX))
-    counts = sorted({*range(1, in_flight, apart), in_flight - 1} - {0})
-    return [(0, 0), *((count, steps) for steps in range(1, EARLY_STEPS_MAX + 1) for count in counts)]
+    counts = sorted({*range(1, in_flight, apart), in_flight - 1})
+    return [(count, steps) for steps in range(1, EARLY_STEPS_MAX + 1) for count in counts]
 
 
 def _whoever_is_early(length: Length, in_flight: int, usable_blocks: int, block_tokens: int) -> bool:
