@@ -225,9 +225,12 @@ class StampedServer:
     def __init__(self, port: int = 0, on_first: Callable[[int], None] | None = None) -> None:
         self.listener = socket.create_server(("127.0.0.1", port), backlog=_BACKLOG)
         self.listener.setblocking(False)
-        # Connections inherit it. Where the kernel has none, a request's arrival is not known and its stamp is None.
+        # Connections inherit both. Where the kernel has none, a request's arrival is not known and its stamp is None.
         with suppress(OSError):
             self.listener.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        # Every kernel has Reno, and it sends what is written at once; BBR, some machines' default, paces by a timer.
+        with suppress(OSError):
+            self.listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
         self.port: int = self.listener.getsockname()[1]
         self.schedule = Schedule()
         self.stopping = False

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from bench import client as bench_client
-from bench.client import Bench, benching, holds, judge_quick, markdown, most_streams, quick_ratio
+from bench.client import Bench, benching, holds, judge_quick, markdown, most_streams, quick_ratio, together
 from bench.processes import Ran, run, tree_cpu_ns
 from bench.subjects import ROOT, Step, Subject, c_reference, kvtrial
 
@@ -134,6 +134,19 @@ def test_cpu_is_taken_where_the_record_was_written():
     assert ran.cpu_ns_until(10_000) == 800
 
 
+def found_with(cpu: float, p99_ms: float = 0.3) -> dict:
+    return {"n": 2000, "missing": 0, "cpu_us_per_chunk": cpu, "cpu_us_per_request": 100 * cpu, "error_p99_ms": p99_ms,
+            "steal_share": None, "load_average_1m": 1.0}  # fmt: skip
+
+
+def test_runs_of_one_level_give_the_median_of_their_cpu_and_the_worst_of_the_rest():
+    found = together(together(found_with(12.0), found_with(9.0, p99_ms=2.0)), found_with(10.0))
+    assert (found["cpu_us_per_chunk"], found["cpu_us_per_request"], found["error_p99_ms"]) == (10.0, 1000.0, 2.0)
+    assert found["cpu_us_per_chunk_runs"] == [12.0, 9.0, 10.0] and found["n"] == 6000
+    failed = {"reason": "it sent nothing"}
+    assert together(found, failed) == failed == together(failed, found)
+
+
 def test_a_missing_figure_is_a_dash_with_its_reason():
     content = {
         "date": "2026-11-29",
@@ -158,7 +171,7 @@ def test_the_committed_result_has_every_row_that_is_promised():
     rows = json.loads(bench_client.RESULTS.read_text())["rows"]
     there = {(row["subject"], row["metric"]) for row in rows}
     metrics = ["cpu_us_per_chunk", "cpu_us_per_request", "max_streams_at_50_per_core"]
-    metrics += [f"ttft_error_{p}_ms_at_{n}" for p in ("p50", "p99") for n in (1, 64, 256, 512)]
+    metrics += [f"ttft_error_{p}_ms_at_{n}" for p in ("p50", "p99") for n in (1, 64, 256, 512, 1000)]
     subjects = ("kvtrial", "c-reference", "guidellm", "aiperf", "vllm-bench")
     assert {(subject, metric) for subject in subjects for metric in metrics} <= there
     assert all(row["value"] is not None or row["reason"] for row in rows)
