@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from kvtrial.analysis.faults import Pair
 from kvtrial.analysis.laddering import ABOVE_ONSET, ALL_LEVELS, QUEUE_METRIC, QUEUEING, lengths_of_facts
+from kvtrial.analysis.launch import dashed
 from kvtrial.analysis.ledger import judge_moved, server_ledger
 from kvtrial.analysis.levels import (
     engines_of,
@@ -44,6 +45,14 @@ FLAT_GAIN = 1.03
 """Throughput that gains less than this from one level to the next has stopped growing."""
 WAITS = (stall_seconds_per_request, queue_seconds_per_request, first_token_wait_seconds_per_request)
 """Where a request waits: between tokens and before the first by the client, before the first by the engine's queue."""
+WHO_RUNS = {
+    "num-gpu-blocks-override",
+    "kv-cache-memory-bytes",
+    "gpu-memory-utilization",
+    "max-num-seqs",
+    "max-model-len",
+}
+"""Options that say how many requests may run or fit, and nothing of how a prompt is computed."""
 SERVED_REASONS = ("stop", "length", "repetition", "error")
 TOKENS_OF = {"token of prompt": "prompt_tokens", "token of answer": "output_tokens"}
 """Units of which a change takes by sending or answering less: a request has so many fewer than in the control."""
@@ -102,8 +111,17 @@ def moved_of(protocol: Protocol, pairs: Sequence[Pair]) -> list[Moved]:
             stall, queue, wait = (_by_pair(both, value) for value in WAITS)
             if len(stall[0]) == len(queue[0]) == len(both):
                 by_client = wait if len(wait[0]) == len(both) else None
-                found.append(judge_moved(arm, protocol.control, stall, queue, by_client))
+                alike = prompts_alike(protocol, arm)
+                found.append(judge_moved(arm, protocol.control, stall, queue, by_client, alike))
     return found
+
+
+def prompts_alike(protocol: Protocol, arm: str) -> bool:
+    """Whether an arm computes prompts as the control does: it differs at most in how many requests may run or fit."""
+    mine, theirs = protocol.arms[arm], protocol.arms[protocol.control]
+    of_mine, of_theirs = dashed(mine.args), dashed(theirs.args)
+    names = {name for name in {*of_mine, *of_theirs} if of_mine.get(name) != of_theirs.get(name)}
+    return names <= WHO_RUNS and mine.env == theirs.env and not mine.model and "prompt" not in mine.may_differ
 
 
 def _by_pair(
@@ -557,6 +575,7 @@ def _against(
         fewer_preemptions_per_1000=fewer,
         fewer_preemptions_per_1000_per_unit=None if fewer is None or not amount else fewer / amount,
         moved=moved.moved if moved else None,
+        moved_by=moved.by if moved else None,
         moved_note=moved.note if moved else "",
         less_queue_seconds=queue,
         less_queue_seconds_per_unit=None if queue is None or not amount else queue / amount,

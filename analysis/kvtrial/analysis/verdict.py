@@ -29,7 +29,7 @@ from kvtrial.analysis.recommend import NEVER_PREEMPTED, caveats_of, recommend
 from kvtrial.analysis.regime import regime_of
 from kvtrial.analysis.tiers import tier_budget, with_budget
 from kvtrial.analysis.timebudget import time_budget
-from kvtrial.record.ladder import LadderResult
+from kvtrial.record.ladder import LadderResult, TookBy
 from kvtrial.record.plan import Plan
 from kvtrial.record.protocol import Comparison, Protocol
 from kvtrial.record.record import Evidence, RunRecord
@@ -121,7 +121,8 @@ def over_fleet(
     }
     pairs_needed = _pairs_needed_note(comparisons)
     budget = tier_budget(protocol, _all_pairs(counted), comparisons) if word != "INVALID" else None
-    advice = recommend(protocol, word, reason, evidence, comparisons, records, pairs_needed)
+    took = _took([outcome.verdict.ladder for outcome in counted.values()])
+    advice = recommend(protocol, word, reason, evidence, comparisons, records, pairs_needed, took)
     return Verdict(
         schema_version=SCHEMA_VERSION,
         campaign=campaign,
@@ -180,6 +181,13 @@ def with_ledger_moved(
         else result
         for result in results
     ]
+
+
+def _took(ladders: Sequence[LadderResult | None]) -> dict[str, TookBy]:
+    """What took an arm's delay, where that is said of a host; the queue first."""
+    said = [arm for ladder in ladders if ladder is not None for arm in ladder.arms if arm.moved_by is not None]
+    said.sort(key=lambda arm: arm.moved_by == "queue")
+    return {arm.arm: arm.moved_by for arm in said if arm.moved_by is not None}
 
 
 def _all_pairs(counted: Mapping[str, HostOutcome]) -> list[Pair]:

@@ -6,6 +6,10 @@ from msgspec import Struct
 
 Pattern = Literal["none", "one burst", "continuous", "not seen"]
 OutOf = Literal["KV cache", "sequences", "compute", "nothing yet"]
+TookBy = Literal["queue", "first_token", "queue_or_prompts"]
+"""What took the delay that preemption gave: the engine's queue, the wait for a first token by the client's clock, or
+that in an arm which computes prompts in another way.
+"""
 
 
 class Level(Struct, frozen=True):
@@ -125,6 +129,7 @@ class ArmLadder(Struct, frozen=True):
     fewer_preemptions_per_1000_per_unit: float | None = None
     costs: list[LevelCost] = []
     moved: bool | None = None
+    moved_by: TookBy | None = None
     moved_note: str = ""
     changes_work: str = ""
     resources: list[LevelResources] = []
