@@ -64,6 +64,7 @@ from kvtrial.record.errors import UnusableInput
 from kvtrial.record.hazards import Guard, hazards_for
 from kvtrial.record.launch import engine_gpus, human_int, ranks
 from kvtrial.record.plan import (
+    RESERVED_BLOCKS,
     Capacity,
     Estimate,
     HostPlan,
@@ -81,7 +82,6 @@ from kvtrial.record.version import SCHEMA_VERSION
 from kvtrial.record.versions import NEWEST_READ, OLDEST_READ, outside_read_range
 
 GIB = 2**30
-RESERVED_BLOCKS = 1
 PROMPT_ONLY = "offload_prompt_only"
 CACHING = "enable-prefix-caching"
 POOL_BLOCKS = "num-gpu-blocks-override"

@@ -34,7 +34,7 @@ def recommend(
     primary = next((result for result in comparisons if result.role == "primary"), None)
     action, why = _action(protocol, word, reason, evidence, primary, _worse_guards(comparisons), pairs_needed, took)
     if primary is not None and action == f"adopt {primary.arm}":
-        why += _better_too(primary, comparisons, took)
+        why += _better_too(protocol, primary, comparisons, took)
     if (
         primary is not None
         and primary.arm in action
@@ -68,8 +68,8 @@ def _action(
         if evidence == "cpu":
             why += "; on a CPU engine, so run the same protocol on a GPU host before you decide for one"
         return keep, why
-    if arm in took and primary is not None and primary.metric.startswith("preemptions"):
-        return f"do not adopt {arm}", WHAT_TOOK_IT[took[arm]]
+    if primary is not None and primary.metric.startswith("preemptions") and (primary.moved or arm in took):
+        return f"do not adopt {arm}", WHAT_TOOK_IT[took.get(arm, "queue")]
     if worse_guards:
         guards = ", ".join(f"{guard.metric} of {guard.phase}" for guard in worse_guards)
         return (
@@ -86,6 +86,7 @@ def _action(
     return "run the same protocol on a real engine", "a stand-in shows that the tool works and nothing else"
 
 
+NOT_COMPARED = "quality: not compared"
 QUALITY_NOT_COMPARED = "the answers may differ and their quality was not compared: look at it before you adopt"
 
 
@@ -96,16 +97,20 @@ def _answers(protocol: Protocol, primary: ComparisonResult) -> bool:
 
 
 def _better_too(
-    primary: ComparisonResult, comparisons: Sequence[ComparisonResult], took: Mapping[str, TookBy]
+    protocol: Protocol,
+    primary: ComparisonResult,
+    comparisons: Sequence[ComparisonResult],
+    took: Mapping[str, TookBy],
 ) -> str:
     """The other arms that are BETTER by what decided, where nothing compares them with the primary's."""
     of = (primary.metric, primary.phase, primary.against)
     compared = {frozenset((result.arm, result.against)) for result in comparisons}
     arms = [
-        result.arm
+        result.arm + (f" ({NOT_COMPARED})" if result.quality == "not_compared" and _answers(protocol, result) else "")
         for result in comparisons
         if (result.metric, result.phase, result.against) == of
         and result.verdict == "BETTER"
+        and not result.moved
         and result.arm not in took
         and result.arm != primary.arm
         and frozenset((result.arm, primary.arm)) not in compared

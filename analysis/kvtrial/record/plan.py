@@ -210,6 +210,10 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     foreign_cpu_share_max: float | UnsetType = UNSET
 
 
+RESERVED_BLOCKS = 1
+"""Of the KV cache's blocks; the engine keeps it for padding."""
+
+
 class Capacity(Struct, frozen=True, forbid_unknown_fields=True):
     """What the arms were planned to hold. `usable_gpu_blocks` counts without the reserved block."""
 

@@ -10,6 +10,7 @@ from kvtrial.analysis.hostverdict import judge_host
 from kvtrial.analysis.laddering import ALL_LEVELS
 from kvtrial.analysis.levels import phases_of
 from kvtrial.analysis.verdict import conclude
+from kvtrial.record.plan import LadderPlan
 from ladder_build import ARMS, REQUESTS, ladder_protocol, ladder_records
 from msgspec.structs import replace
 
@@ -106,6 +107,32 @@ def test_a_pool_of_another_size_than_planned_fails():
         for run in records
     ]
     assert "63 usable blocks of 32 tokens, planned were 64" in judged(records)["capacity_as_planned"].detail
+
+
+PLANNED = LadderPlan({"load_1": 1}, {}, {"base": 64, "more_kv": 128, "fewer_seqs": 64})
+
+
+def test_every_arm_has_the_pool_that_its_own_onset_was_predicted_from():
+    def gate(records, ladder=PLANNED):
+        context = replace(context_of(records), ladder=ladder)
+        return next(result for result in run_gates(context) if result.gate == "capacity_as_planned")
+
+    honest = gate(ladder_records())
+    assert honest.passed is True
+    assert honest.detail == (
+        "64 usable blocks of 32 tokens in every run of base, as planned; and as planned more_kv 128, fewer_seqs 64"
+    )
+    other = {"num_gpu_blocks": "65", "block_size": "32"}
+    small = [
+        replace(run, resolved=replace(run.resolved, cache_config=other)) if run.arm == "more_kv" else run
+        for run in ladder_records()
+    ]
+    found = gate(small)
+    assert found.passed is False
+    assert "arm more_kv has 64 usable blocks of 32 tokens, planned were 128 of 32" in found.detail
+    # An arm that sizes its own KV cache has no number planned, and that is said.
+    own = gate(small, replace(PLANNED, usable_gpu_blocks={"base": 64, "fewer_seqs": 64}))
+    assert own.passed is True and own.detail.endswith("for more_kv no number of blocks was planned")
 
 
 @pytest.mark.parametrize(("used_mib", "passed"), [(140_000, True), (142_000, False)])

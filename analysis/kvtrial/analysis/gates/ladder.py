@@ -10,10 +10,9 @@ from kvtrial.analysis.laddering import ALL_LEVELS
 from kvtrial.analysis.ledger import server_ledger
 from kvtrial.analysis.levels import phases_of, risen
 from kvtrial.record.launch import engine_gpus
-from kvtrial.record.plan import Capacity
+from kvtrial.record.plan import RESERVED_BLOCKS
 from kvtrial.record.record import PhaseRecord, RunRecord
 
-RESERVED_BLOCKS = 1
 OUT_OF_LINE_STEPS = 0.5
 """By so much of a step that computes prompts a run's way may be longer than the others' of its level.
 
@@ -309,28 +308,53 @@ def _earlier(parameters: Tolerance) -> str:
 
 @gate("capacity_as_planned", NoParameters)
 def capacity_as_planned(context: GateContext, parameters: NoParameters) -> Decision:
-    """The control's KV cache has the blocks that the onset was predicted from."""
-    seen = set()
-    for run in context.of_arm(context.protocol.control):
-        blocks = run.resolved.cache_config.get("num_gpu_blocks") if run.resolved else None
-        size = run.resolved.cache_config.get("block_size") if run.resolved else None
-        if blocks is None or size is None or not blocks.isdigit() or not size.isdigit():
-            return None, f"{where(run)}: the engine does not export its number of blocks"
-        seen.add((int(blocks) - RESERVED_BLOCKS, int(size)))
-        if seen != {_planned(run.capacity)}:
-            usable, tokens = _planned(run.capacity)
-            return False, (
-                f"{where(run)} has {int(blocks) - RESERVED_BLOCKS} usable blocks of {size} tokens, planned were "
-                f"{usable} of {tokens}; the predicted onset is another one's"
-            )
-    if not seen:
+    """Every arm's KV cache has the blocks that its onset was predicted from.
+
+    An arm that sizes its own has none planned. Without a plan the control's alone are known.
+    """
+    held, unplanned = [], []
+    for arm in context.arms():
+        runs = context.of_arm(arm)
+        planned = _planned(context, runs[0])
+        if planned is None:
+            unplanned.append(arm)
+            continue
+        for run in runs:
+            found = _pool_of(run)
+            if found is None:
+                return None, f"{where(run)}: the engine does not export its number of blocks"
+            if found != planned:
+                return False, (
+                    f"{where(run)} has {found[0]} usable blocks of {found[1]} tokens, planned were {planned[0]} of "
+                    f"{planned[1]}; the predicted onset is another one's"
+                )
+        held.append((arm, *planned))
+    if not held or held[0][0] != context.protocol.control:
         return None, "no completed run of the control"
-    usable, tokens = seen.pop()
-    return True, f"{usable} usable blocks of {tokens} tokens in every run of the control, as planned"
+    (control, usable, tokens), others = held[0], held[1:]
+    text = f"{usable} usable blocks of {tokens} tokens in every run of {control}, as planned"
+    if others:
+        text += f"; and as planned {', '.join(f'{arm} {blocks}' for arm, blocks, _ in others)}"
+    if unplanned:
+        text += f"; for {', '.join(unplanned)} no number of blocks was planned"
+    return True, text
 
 
-def _planned(capacity: Capacity) -> tuple[int, int]:
-    return capacity.usable_gpu_blocks, capacity.block_tokens
+def _planned(context: GateContext, run: RunRecord) -> tuple[int, int] | None:
+    """Usable blocks and tokens of a block that were planned for a run's arm, None where they weren't."""
+    own = context.ladder.usable_gpu_blocks.get(run.arm) if context.ladder else None
+    if own is None and run.arm == context.protocol.control:
+        own = run.capacity.usable_gpu_blocks
+    return None if own is None else (own, run.capacity.block_tokens)
+
+
+def _pool_of(run: RunRecord) -> tuple[int, int] | None:
+    """The same as the engine exports them."""
+    config = run.resolved.cache_config if run.resolved else {}
+    blocks, size = config.get("num_gpu_blocks"), config.get("block_size")
+    if blocks is None or size is None or not blocks.isdigit() or not size.isdigit():
+        return None
+    return int(blocks) - RESERVED_BLOCKS, int(size)
 
 
 class Headroom(Struct, frozen=True, forbid_unknown_fields=True):
