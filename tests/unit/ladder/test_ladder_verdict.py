@@ -668,4 +668,4 @@ def test_a_ladder_of_several_hosts_names_the_one_that_it_is_of():
     assert line.startswith("Ladder of h1, one of 3 hosts: Preemption begins")
     for what in ("Profiles on h1: ", "Change on h1: more_kv", "Change on h1: fewer_seqs"):
         assert any(text.startswith(what) for text in lines), what
-    assert any(text.startswith("Proof: ") and " On h1: No connector in 6 runs" in text for text in lines)
+    assert any(text.startswith("Proof: ") and " On h1: no connector in 6 runs" in text for text in lines)
