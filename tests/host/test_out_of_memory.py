@@ -6,12 +6,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
-from kvtrial.host import memory
+from kvtrial.host import engine, memory
+from kvtrial.host.keeper import EngineProcess, KeeperSpec
 from kvtrial.host.memory import MemoryWatch, memory_counters
 from kvtrial.record.enginelog import diagnose
 from kvtrial.record.oom import SENTENCES, MemoryCounters, tell_apart
+from kvtrial.record.plan import Launch
 
 LIMIT_BYTES = 48 * 2**20
 QUIET = MemoryCounters(0, 0, 0)
@@ -271,3 +275,41 @@ def test_the_kill_of_another_program_is_not_the_engines(line, counters):
     assert tell_apart("cuda_oom_runtime", before, own, [line.replace("firefox", "VLLM::EngineCor")]).kind in (
         "kernel_oom_killer", "cgroup_limit",
     )  # fmt: skip
+
+
+def test_the_keeper_hands_over_the_engines_pids_and_its_exit_status(tmp_path):
+    launch = Launch("a", ["/bin/sh", "-c", "sleep 1.5 & wait; kill -9 $$"], {}, 8000, "model", None)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    spec = KeeperSpec(
+        launch=launch, env={"PATH": "/usr/bin:/bin"}, scratch=str(scratch), log=str(tmp_path / "engine.log"),
+        deadline_seconds=60.0, stop_timeout_seconds=1.0, ram_reserve_bytes=0, own_pids=[],
+    )  # fmt: skip
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "keeper.json").write_bytes(msgspec.json.encode(spec))
+    keeper = subprocess.Popen([sys.executable, "-m", "kvtrial.host.keeper", str(folder)], stdin=subprocess.PIPE)
+    assert keeper.wait(timeout=60) == 0
+    process = msgspec.json.decode((folder / "engine.json").read_bytes(), type=EngineProcess)
+    assert process.returncode == -signal.SIGKILL
+    # The shell and what it started.
+    assert process.pid in process.pids and len(process.pids) == 2
+
+
+@pytest.mark.parametrize(
+    ("pids", "killed", "kind"),
+    [(True, 55, "cgroup_limit"), (True, 4242, "none"), (False, 4242, "cgroup_limit")],
+    ids=["one of its own", "another's", "in a container, by its name"],
+)
+def test_an_engines_fault_is_told_by_its_own_pids(tmp_path, monkeypatch, pids, killed, kind):
+    monkeypatch.setattr(engine, "sees_the_kernels_pids", lambda: pids)
+    its = object.__new__(engine.Engine)
+    its.directory, its.unit, its.keeper = tmp_path, "", SimpleNamespace(poll=lambda: 0)
+    its.memory = SimpleNamespace(
+        before=QUIET, now=lambda: MemoryCounters(1, 1, 1), new_lines=lambda: [CGROUP.replace("4242", str(killed))]
+    )
+    process = EngineProcess(2**22 + 1, 1, "", pids=[54, 55], returncode=-9)
+    (tmp_path / "engine.json").write_bytes(msgspec.json.encode(process))
+    told = its._out_of_memory(None)
+    assert told.kind == kind
+    assert kind == "none" or "ended by signal 9" in told.evidence
