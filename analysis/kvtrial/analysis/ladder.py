@@ -172,14 +172,15 @@ def onset_error(predicted: OnsetPlan | None, measured: int | None) -> int | None
         return 0 if measured is None else None
     if measured is None:
         return None
-    return min(0, measured - predicted.low) + max(0, measured - predicted.high)
+    above = max(0, measured - predicted.high) if predicted.sure_end else 0
+    return min(0, measured - predicted.low) + above
 
 
 def onset_error_at_least(predicted: OnsetPlan | None, top: int) -> int | None:
     """How many requests the onset lies above the predicted one at least, where the highest level preempted nobody."""
     if predicted is None or predicted.high is None:
         return None
-    return max(0, top + 1 - predicted.high)
+    return max(0, top + 1 - predicted.high) if predicted.sure_end else 0
 
 
 # ----------------------------------------------------------------------------------------------------------- levels

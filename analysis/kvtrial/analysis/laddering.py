@@ -8,9 +8,17 @@ from msgspec.structs import replace
 
 from kvtrial.analysis.inputs import HostInput
 from kvtrial.analysis.objectives import refuse_objectives
-from kvtrial.analysis.onset import TOO_FEW, Length, ladder_levels, onset_words, predict_onset, refuse_ladder
+from kvtrial.analysis.onset import (
+    TOO_FEW,
+    Length,
+    ladder_levels,
+    onset_of_own_pool,
+    onset_words,
+    predict_onset,
+    refuse_ladder,
+)
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.launch import async_scheduling, parse_vllm_args
+from kvtrial.record.launch import async_scheduling, engine_gpus, parse_vllm_args
 from kvtrial.record.plan import HostPlan, Launch, OnsetPlan, PhasePlan
 from kvtrial.record.protocol import Arm, Comparison, Ladder, Phase, Protocol, Trace
 from kvtrial.record.record import PhaseRecord
@@ -24,6 +32,7 @@ GROUPS = (ALL_LEVELS, ABOVE_ONSET, QUEUEING)
 """Phases of a comparison that stand for several levels. The blocks of the levels' phases carry these names."""
 QUEUE_METRIC = "queue_seconds_per_request"
 """What decides on a ladder that can only queue."""
+MEMORY_SHARE = "gpu-memory-utilization"
 PREEMPTIONS_GATE = "preemptions_add_up"
 """Without it nothing holds the counts that a ladder is about."""
 LENGTHS_READ_MAX = 100_000
@@ -222,6 +231,33 @@ def arm_onset(
         raise UnusableInput(f"arm {arm}: {error}") from None
 
 
+def own_pool_onset(
+    host: HostInput, launch: Launch, phase: PhasePlan, control: OnsetPlan, block_tokens: int
+) -> OnsetPlan | None:
+    """The onset of an arm whose engine sizes its KV cache by a share of a GPU's memory; None for another arm.
+
+    Two options change there and one thing does: vLLM looks at no share where a number of blocks is set, so that this
+    has to go as well.
+    """
+    parsed = parse_vllm_args(launch.argv)
+    share = parsed.text(MEMORY_SHARE)
+    several = (parsed.size("data-parallel-size") or 1) > 1 or launch.also
+    if share is None or several or {"num-gpu-blocks-override", "kv-cache-memory-bytes"} & parsed.options.keys():
+        return None
+    why = (
+        f"{MEMORY_SHARE} {share} in place of a set KV cache, two options for one change, since the share counts only "
+        f"without it; the engine sizes its KV cache itself, which is to be no less than the control's"
+    )
+    gpus = host.facts.get("gpus") or [{}]
+    memory = gpus[0].get("memory_total_bytes") if gpus else None
+    of_most = None
+    if isinstance(memory, int):
+        most = int(memory * float(share)) * engine_gpus(launch.argv) // (block_tokens * host.model.kv_bytes_per_token)
+        why += f" and at most {most} blocks, were there nothing else in it"
+        of_most = arm_onset(host, launch.arm, launch, phase, most, block_tokens)
+    return onset_of_own_pool(control, of_most, why)
+
+
 def onset_of_replicas(of_one: OnsetPlan, replicas: int) -> OnsetPlan | None:
     """The onset of several engines among which requests are split evenly; None where that of one is no exact one.
 
@@ -363,7 +399,7 @@ def ladder_lines(plan: HostPlan) -> list[str]:
         told = (
             onset_words(onset)
             if onset
-            else "no onset is predicted: it has several engines, or one that sizes its KV cache itself"
+            else "no onset is predicted: it has several engines"
         )
         lines.append(f"{plan.host}, arm {arm}: {told}.")
     if any(phase.block == QUEUEING for run in plan.runs for phase in run.phases):
