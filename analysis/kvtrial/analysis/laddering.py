@@ -17,6 +17,7 @@ from kvtrial.analysis.onset import (
     predict_onset,
     refuse_ladder,
 )
+from kvtrial.record.admission import admission
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.launch import async_scheduling, engine_gpus, parse_vllm_args
 from kvtrial.record.plan import HostPlan, Launch, OnsetPlan, PhasePlan
@@ -156,43 +157,22 @@ def lengths_of_facts(phases: Sequence[PhaseRecord], ahead: bool = False) -> list
     ]
 
 
-UNPREDICTED = {
-    "watermark": "keeps blocks free that nobody is let in for",
-    "no-scheduler-reserve-full-isl": "lets a prompt in before all of it has room",
-    "watermark-config": "keeps blocks free that nobody is let in for",
-    "speculative-config": "takes blocks for drafted tokens",
-    "spec-method": "takes blocks for drafted tokens",
-    "spec-tokens": "takes blocks for drafted tokens",
-    "long-prefill-token-threshold": "lets a long prompt in by parts",
-    "long-prefill-token-threshold-adaptive": "lets a long prompt in by parts",
-    "max-num-scheduled-tokens": "bounds a step in a way of its own",
-    "prefill-schedule-interval": "lets prompts in at intervals",
-    "decode-context-parallel-size": "spreads a request's blocks over GPUs",
-    "scheduler-cls": "is another scheduler",
-    "no-enable-chunked-prefill": "computes a prompt in one step or not at all",
-}
-"""Options that change who is let in or what a request takes, in a way that no prediction here knows."""
-WHOLE_PROMPTS_SINCE = "0.19"
-"""From this vLLM on a prompt is let in only where all of it has room."""
-SEQUENCES_BY_DEFAULT = 128
-"""--max-num-seqs that an API server takes at least where it is left out."""
-
-
 def refuse_unpredictable(name: str, arm: str, launch: Launch, version: str) -> None:
     """Raise UnusableInput for a launch of a ladder of which no onset could be predicted."""
     given = parse_vllm_args(launch.argv).options
     options = {name.partition(".")[0]: value for name, value in given.items()}
-    for option, does in UNPREDICTED.items():
+    known = admission()
+    for option, does in known.unpredicted.items():
         switched_off = option.startswith("no-") and options.get(option.removeprefix("no-")) is False
         if switched_off or options.get(option) not in (None, False, "0", "0.0"):
             raise UnusableInput(
                 f"host {name}, arm {arm}: --{option} {does}, so where preemption begins can't be predicted; take it "
                 f"out for a ladder."
             )
-    if not within(version, WHOLE_PROMPTS_SINCE, None):
+    if not within(version, known.whole_prompts.since, known.whole_prompts.until):
         raise UnusableInput(
             f"host {name}: vLLM {version} lets a prompt in before all of it has room, so where preemption begins can't "
-            f"be predicted; a ladder needs vLLM {WHOLE_PROMPTS_SINCE} or newer."
+            f"be predicted; a ladder needs vLLM {known.whole_prompts.since} or newer."
         )
 
 
@@ -289,10 +269,11 @@ def answer_seconds(phases: Sequence[PhasePlan], step_seconds: float) -> float:
 
 def refuse_unknown_limit(name: str, launch: Launch, levels: Sequence[int]) -> None:
     """Raise UnusableInput for a ladder that goes beyond the sequences that an engine may run which sets none itself."""
-    if parse_vllm_args(launch.argv).size("max-num-seqs") is None and max(levels) > SEQUENCES_BY_DEFAULT:
+    least = admission().sequences_at_least
+    if parse_vllm_args(launch.argv).size("max-num-seqs") is None and max(levels) > least:
         raise UnusableInput(
             f"host {name}: the ladder goes to {max(levels)} in flight and max-num-seqs is not set, of which the engine "
-            f"may take {SEQUENCES_BY_DEFAULT}; set max-num-seqs in kvtrial_engine_args."
+            f"may take {least}; set max-num-seqs in kvtrial_engine_args."
         )
 
 
@@ -396,11 +377,7 @@ def ladder_lines(plan: HostPlan) -> list[str]:
     lines = [f"{plan.host}: levels of {levels} requests in flight."]
     for arm in plan.launches:
         onset = plan.ladder.onset.get(arm)
-        told = (
-            onset_words(onset)
-            if onset
-            else "no onset is predicted: it has several engines"
-        )
+        told = onset_words(onset) if onset else "no onset is predicted: it has several engines"
         lines.append(f"{plan.host}, arm {arm}: {told}.")
     if any(phase.block == QUEUEING for run in plan.runs for phase in run.phases):
         lines.append(f"{plan.host}: this ladder can only queue; arms are judged by the time that requests queue.")

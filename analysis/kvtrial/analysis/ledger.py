@@ -28,8 +28,8 @@ BY_ENGINE_ALONE = (
     "longer for their first token"
 )
 OR_THE_PROMPTS = (
-    "; by that clock the wait took what preemption gave, but the arm computes prompts in another way, so nobody can say "
-    "whether requests queue or their prompts take longer"
+    "; by that clock the wait took what preemption gave, but the arm computes prompts in another way, so nobody can "
+    "say whether requests queue or their prompts take longer"
 )
 WHAT_TOOK_IT: dict[TookBy, str] = {
     "queue": "it takes the preemptions away and lets requests queue for as long: the delay only moved",

@@ -46,9 +46,7 @@ def tier_budget(
         return TierBudget(rows, None, f"no tier is shown to pay: {advice} ({_said(rows)})")
     # The gates hold the primary comparison's tier to this already.
     decided = next((item.arm for item in comparisons if item.role == "primary"), "")
-    faults = {
-        row.arm: "" if row.arm == decided else _fault(row, protocol, pairs, comparisons) for row in paying
-    }
+    faults = {row.arm: "" if row.arm == decided else _fault(row, protocol, pairs, comparisons) for row in paying}
     sound = [row for row in paying if not faults[row.arm]]
     left_out = "; ".join(f"{arm} would pay, but {fault}: it is left out" for arm, fault in faults.items() if fault)
     if not sound:

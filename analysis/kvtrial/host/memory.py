@@ -106,7 +106,7 @@ class MemoryWatch:
         self._lines = kernel_lines()
 
     def follow(self, pid: int) -> None:
-        """Watch the cgroup that was made for the engine alone, that of its process, from now on: its count began at 0."""
+        """Watch the cgroup that was made for the engine alone, that of its process, whose count began at 0."""
         folders = list(_memory_cgroups(pid))
         if self._alone or not folders or not folders[0].is_dir():
             return

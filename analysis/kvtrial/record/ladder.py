@@ -109,12 +109,12 @@ class LevelCost(Struct, frozen=True):
 class ArmLadder(Struct, frozen=True):
     """One arm's ladder: its levels, what it reaches, and for a variant what it buys against the control.
 
-    `gpus`: those that its engines take. `only_queues`: no preemption is predicted at any level. `error_requests`: how far
-    its onset lies outside the predicted one; `error_at_least`: the same where it was preempted at no level, so that the
-    onset lies above the last one; 0 where the ladder ends within the prediction. `fewer_preemptions_low`, `_high`: the
-    interval of the fewer ones, of `less_queue` likewise. `cost_amount` of `cost_unit` is what it takes more of (negative: less).
-    `fewer_preemptions_per_1000_per_unit` is its effect above the onset for one unit. `less_queue_seconds` and its rate:
-    the same of the time that a request queues, on a ladder that can only queue.
+    `gpus`: those that its engines take. `only_queues`: no preemption is predicted at any level. `error_requests`: how
+    far its onset lies outside the predicted one; `error_at_least`: the same where it was preempted at no level, so that
+    the onset lies above the last one; 0 where the ladder ends within the prediction. `fewer_preemptions_low`, `_high`:
+    the interval of the fewer ones, of `less_queue` likewise. `cost_amount` of `cost_unit` is what it takes more of
+    (negative: less). `fewer_preemptions_per_1000_per_unit` is its effect above the onset for one unit.
+    `less_queue_seconds` and its rate: the same of the time that a request queues, on a ladder that can only queue.
     """
 
     arm: str

@@ -52,11 +52,12 @@ SENTENCES: dict[Kind, tuple[str, str]] = {
     "killed_for_memory": (
         "The kernel ended a process of the engine for lack of memory; whether the whole machine was out of RAM or a "
         "cgroup at its limit can't be told here. This is no preemption.",
-        "Read the kernel's log as root (dmesg, or journalctl -k); then raise the limit, free RAM, or take a smaller tier.",
+        "Read the kernel's log as root (dmesg, or journalctl -k); then raise the limit, free RAM, or take a smaller "
+        "tier.",
     ),
     "kernel_killed_somebody": (
-        "The kernel ended a process on this machine for lack of memory, and whether it was one of the engine's can't be "
-        "told here. This is no preemption.",
+        "The kernel ended a process on this machine for lack of memory, and whether it was one of the engine's can't "
+        "be told here. This is no preemption.",
         "Read the kernel's log as root (dmesg, or journalctl -k): it names the process and its pid.",
     ),
     "preemption": (
@@ -160,7 +161,9 @@ def tell_apart(
         unread = "the kernel's log can't be read here" if kernel_lines is None else "the kernel's log does not say whom"
         counts = f"{killed} killed by the kernel's count"
         if returncode == -signal.SIGKILL:
-            return _told("killed_for_memory", [counts, f"{signalled}, and nothing else is known to have sent it", unread])
+            return _told(
+                "killed_for_memory", [counts, f"{signalled}, and nothing else is known to have sent it", unread]
+            )
         return _told("kernel_killed_somebody", [counts, unread, signalled])
     if preemptions:
         return _told("preemption", [f"vllm:num_preemptions_total rose by {preemptions:,.0f}"])

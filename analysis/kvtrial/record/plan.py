@@ -228,8 +228,8 @@ class OnsetPlan(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
     """Where preemption is predicted to begin, in requests in flight.
 
     `kind` exact: at `low` = `high`, `last_safe` + 1. range: up to `last_safe` any choice of the requests fits, at
-    `high` at the latest every replay of their order has preempted, or, without `sure_end`, it may lie beyond. never: `low` and `high` are None, the mix can only
-    queue, and up to `last_safe` nobody does.
+    `high` at the latest every replay of their order has preempted, or, without `sure_end`, it may lie beyond. never:
+    `low` and `high` are None, the mix can only queue, and up to `last_safe` nobody does.
     """
 
     kind: Literal["exact", "range", "never"]

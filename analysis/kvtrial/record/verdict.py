@@ -201,8 +201,8 @@ class TierBudget(Struct, frozen=True):
 class Moved(Struct, frozen=True):
     """Whether waiting took what preemption gave, an arm against the control, above the onset; seconds per request.
 
-    `given`: less time in stalls between tokens, by the client. `taken`: more time in the queue, by the engine, or, where
-    `by` is not "queue", more time until the first token than alone, by the client. `net_*` is the interval of
+    `given`: less time in stalls between tokens, by the client. `taken`: more time in the queue, by the engine, or,
+    where `by` is not "queue", more time until the first token than alone, by the client. `net_*` is the interval of
     taken − given. `moved` None: too few pairs, or an arm that computes prompts in another way waits as much longer
     (`by` "queue_or_prompts").
     """

@@ -233,7 +233,9 @@ def test_the_wait_for_the_step_under_way_is_shown_and_is_no_fault_of_the_books()
     assert result.passed is True
     said = result.detail.split("; ")
     # First what adds up and within what, then of the part that does not why it passes.
-    assert re.match(r"queue \+ prefill \+ decode \+ way against end-to-end differ by at most 0\.\d\d % .*\(allowed 2 %\)", said[0])
+    assert re.match(
+        r"queue \+ prefill \+ decode \+ way against end-to-end differ by at most 0\.\d\d % .*\(allowed 2 %\)", said[0]
+    )
     assert re.fullmatch(r"without the way by at most 0\.\d\d % with one in flight \(allowed 2 %\)", said[1])
     beyond = re.fullmatch(
         r"without it by at most ([\d.]+) % with more, ([\d.]+) ms of a request, where the step under way when one came "

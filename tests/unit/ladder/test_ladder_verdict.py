@@ -3,7 +3,15 @@
 import pytest
 from build import PROTOCOLS
 from kvtrial.analysis.answer import ten_lines
-from kvtrial.analysis.ladder import first_out, level_facts, onset_error, onset_error_at_least, pattern_of, reach, starts_pattern_of
+from kvtrial.analysis.ladder import (
+    first_out,
+    level_facts,
+    onset_error,
+    onset_error_at_least,
+    pattern_of,
+    reach,
+    starts_pattern_of,
+)
 from kvtrial.analysis.ledger import judge_moved, server_ledger
 from kvtrial.analysis.levels import phases_of
 from kvtrial.analysis.plan import for_host

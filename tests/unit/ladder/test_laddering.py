@@ -734,8 +734,8 @@ def test_a_kv_cache_that_all_requests_leave_empty_is_warned_of_with_its_bytes(fa
     asked = request(host={"facts": facts, "sizes": {"more_gpu_blocks": 100_000_000}})
     told = announcement(asked, make_plan(asked, requested_protocol(asked)), None, NO_TRACES)
     said = (
-        "h1, arm more_kv: warning: its KV cache of 99,999,999 blocks takes 1,525.9 GiB, and the 8 requests that a level "
-        "sends take 128 blocks, were all in flight at once; a smaller one shows the same."
+        "h1, arm more_kv: warning: its KV cache of 99,999,999 blocks takes 1,525.9 GiB, and the 8 requests that a "
+        "level sends take 128 blocks, were all in flight at once; a smaller one shows the same."
     )
     assert said in told and any("1528.4 GiB of RAM" in line for line in told)
     usual = announcement(request(), planned(), None, NO_TRACES)

@@ -40,8 +40,8 @@ class GateContext(Struct, frozen=True):
     """One host's runs as a gate sees them: never an effect, only facts.
 
     `pairs`: the valid pairs and what was dropped. `runs`: every completed run outside dropped pairs, so also the whole
-    half of a pair whose other half was an engine fault. `faulted`: the runs that an engine fault ended. `ladder`: what the
-    plan holds of a ladder on this host, None where no plan is known.
+    half of a pair whose other half was an engine fault. `faulted`: the runs that an engine fault ended. `ladder`:
+    what the plan holds of a ladder on this host, None where no plan is known.
     """
 
     protocol: Protocol

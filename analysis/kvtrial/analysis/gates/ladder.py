@@ -180,8 +180,8 @@ def _adds_up(books: Sequence[_Books], allowed: float, alone: Mapping[int, float]
     worst = max(books, key=beyond)
     text = (
         f"queue + prefill + decode + way against end-to-end differ by at most {100 * beyond(worst):.2f} % in "
-        f"{len(books)} levels (allowed {100 * allowed:g} %), the way being what of the times to first token is in neither "
-        f"queue nor prefill"
+        f"{len(books)} levels (allowed {100 * allowed:g} %), the way being what of the times to first token is in "
+        f"neither queue nor prefill"
     )
     single = [own for own in books if own.phase.concurrency == 1]
     others = [own for own in books if own.phase.concurrency != 1]
@@ -193,10 +193,11 @@ def _adds_up(books: Sequence[_Books], allowed: float, alone: Mapping[int, float]
         )
     if others:
         own = max(others, key=lambda own: abs(own.difference) / own.e2e)
+        step = _step_under_way(own, alone.get(id(own.run), 0.0))
         text += (
             f"; without it by at most {_percent(own.difference, own)} with more, {1e3 * own.difference:.1f} ms of a "
-            f"request, where the step under way when one came takes up to "
-            f"{1e3 * _step_under_way(own, alone.get(id(own.run), 0.0)):.1f} ms (allowed {100 * allowed:g} % beside that)"
+            f"request, where the step under way when one came takes up to {1e3 * step:.1f} ms (allowed "
+            f"{100 * allowed:g} % beside that)"
         )
     return text
 
