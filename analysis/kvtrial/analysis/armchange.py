@@ -165,8 +165,8 @@ def spare_pool_lines(plan: HostPlan) -> list[str]:
         if usable > most and size > SMALL_POOL_BYTES:
             said.append(
                 f"{plan.host}, arm {arm}: warning: its KV cache of {usable:,} blocks takes {size / 2**30:,.1f} GiB, "
-                f"and the {len(lengths):,} requests that a level sends take {most:,} blocks, were all in flight at once; a "
-                f"smaller one shows the same."
+                f"and the {len(lengths):,} requests that a level sends take {most:,} blocks, were all in flight at "
+                f"once; a smaller one shows the same."
             )
     return said
 
@@ -215,8 +215,8 @@ def refuse_idle_arms(plan: HostPlan, declared: Protocol, resolved: Protocol) -> 
     one = len(idle) == 1
     raise UnusableInput(
         f"host {plan.host}: arm{'' if one else 's'} {' and '.join(told)} {'runs' if one else 'run'} exactly as "
-        f"{control} does here, the same launch and the same requests, so {'it' if one else 'they'} can show nothing; give what "
-        f"{'it changes' if one else 'they change'} another value, of something that is used here, or "
+        f"{control} does here, the same launch and the same requests, so {'it' if one else 'they'} can show nothing; "
+        f"give what {'it changes' if one else 'they change'} another value, of something that is used here, or "
         f"{_or_without(declared, *idle)}."
     )
 

@@ -7,7 +7,7 @@ from kvtrial.analysis.regime import CHANGE_MARKS, change_in_short
 from kvtrial.record.verdict import Verdict
 
 LADDER_LINES_MAX = 5
-"""Of the regime: onset and what runs out first, profiles, changes. The other five: verdict, effect, proof, next, report."""
+"""Of the regime: onset and what runs out, profiles, changes. The other five: verdict, effect, proof, next, report."""
 
 
 def ladder_lines(verdict: Verdict) -> list[str]:
