@@ -609,7 +609,7 @@ def _less(
     found = next((result for result in results if (result.metric, result.phase) == (metric, phase)), None)
     if found is None:
         return None, None, None
-    effect, low, high = (None if value is None else -value for value in (found.effect, found.ci_high, found.ci_low))
+    effect, low, high = (None if value is None else 0.0 - value for value in (found.effect, found.ci_high, found.ci_low))
     return effect, low, high
 
 
