@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from kvtrial.analysis.breakeven import GAIN_NOT_SHOWN
-from kvtrial.analysis.regime import CHANGE_MARKS
+from kvtrial.analysis.ladderanswer import ladder_lines
 from kvtrial.record.calibration import NOT_CALIBRATED
 from kvtrial.record.verdict import BreakEven, ComparisonResult, FoundBreakEven, GateResult, TimeBudget, Verdict, Word
 
@@ -530,8 +530,13 @@ def elsewhere_text(verdict: Verdict) -> str | None:
 def _proof_line(verdict: Verdict) -> str:
     """Gates and runs counted, then what the engine's own counters say of the treatment."""
     gates = gates_by_name(verdict)
-    proofs = [gates[name][0][1] for name in PROOF_GATES if name in gates]
-    said = " ".join(sentence(one_line(result.detail, 240)) for result in proofs if result.passed is True)
+    proofs = [gates[name][0] for name in PROOF_GATES if name in gates]
+    several = len(verdict.hosts) > 1
+    said = " ".join(
+        sentence((f"On {host}: " if several and host else "") + one_line(result.detail, 240))
+        for host, result in proofs
+        if result.passed is True
+    )
     return f"Proof: {gates_text(verdict)}, {runs_text(verdict)}. {said}".rstrip()
 
 
@@ -671,39 +676,6 @@ def _labelled(label: str, text: str | None) -> str | None:
     return f"{label}: {sentence(text)}" if text else None
 
 
-LADDER_LINES_MAX = 5
-"""Of the regime: onset, what runs out first, profiles, changes."""
-
-
-def _of_arm(arm: str) -> tuple[str, ...]:
-    """How the further sentences on what an arm's change does begin."""
-    return f"With {arm} ", f"{arm} changes the work"
-
-
-def ladder_lines(verdict: Verdict) -> list[str]:
-    """A ladder's answer for a terminal: onset, what runs out first, what the profiles reach, what each change does."""
-    if verdict.ladder is None:
-        return []
-    regime = verdict.ladder.regime
-    profiles = " ".join(line.removeprefix("Profile ") for line in regime if line.startswith("Profile "))
-    changes = [
-        " ".join([line, *(own for own in regime if own.startswith(_of_arm(line.split(" (")[0])))])
-        for line in regime
-        if any(mark in line for mark in CHANGE_MARKS)
-    ]
-    unpriced = "".join(f" {line}" for line in regime if line.startswith("No cost: "))
-    several = len(verdict.hosts) > 1
-    ladder = f"Ladder of {verdict.ladder.host}, one of {len(verdict.hosts)} hosts" if several else "Ladder"
-    said = [f"{ladder}: {regime[0]} {regime[1]}", *([f"Profiles: {profiles}{unpriced}"] if profiles else [])]
-    room = LADDER_LINES_MAX - len(said)
-    more = len(changes) - room
-    if more > 0:
-        # The last line that there is room for names the arms that have none of their own.
-        arms = ", ".join(line.split(" (")[0] for line in changes[room - 1 :])
-        changes = [*changes[: room - 1], f"also {arms}: see the report."]
-    return [*said, *(f"Change: {line}" for line in changes)]
-
-
 def ten_lines(verdict: Verdict, directory: str) -> list[str]:
     """At most ten lines that answer the protocol's question in a terminal. `directory`: where the results lie.
 
@@ -723,8 +695,7 @@ def ten_lines(verdict: Verdict, directory: str) -> list[str]:
     lines: list[str | None]
     ladder = ladder_lines(verdict)
     if ladder:
-        # What is left of the ten lines goes to the effect and the proof.
-        lines = [first, _effect_line(verdict), *ladder, *([proof] if len(ladder) < LADDER_LINES_MAX else []), *end]
+        lines = [first, _effect_line(verdict), *ladder, proof, *end]
     elif verdict.verdict == "INVALID":
         counts = f"Counts: {runs_text(verdict)}; {gates_text(verdict)}."
         lines = [first, *_gate_sentences(verdict, 4), counts, evidence, time, *end]

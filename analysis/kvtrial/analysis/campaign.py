@@ -34,7 +34,7 @@ from msgspec import Struct
 
 import kvtrial
 from kvtrial.analysis.answer import NO_RECORD, cause, ten_lines
-from kvtrial.analysis.armchange import loose_limit_lines
+from kvtrial.analysis.armchange import loose_limit_lines, spare_pool_lines
 from kvtrial.analysis.compare import margin_of
 from kvtrial.analysis.inputs import Request, read_request
 from kvtrial.analysis.laddering import ladder_lines
@@ -289,7 +289,7 @@ def announcement(request: Request, plan: Plan, resumed: Path | None, traces: Tra
                 f"margin{_margin(protocol, request.hosts[host.host].sizes)}, so "
                 f"a larger effect."
             )
-        lines += ladder_lines(host) + loose_limit_lines(host, protocol.control)
+        lines += ladder_lines(host) + loose_limit_lines(host, protocol.control) + spare_pool_lines(host)
         if not request.hosts[host.host].facts:
             lines.append(f"{host.host}: not looked at; GPUs, free RAM, ports and versions are checked when it runs.")
         for finding in findings(request.hosts[host.host], protocol):

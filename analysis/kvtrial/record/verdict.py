@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from kvtrial.record.ladder import LadderResult
+from kvtrial.record.ladder import LadderResult, TookBy
 from kvtrial.record.protocol import EffectScale, Role
 from kvtrial.record.record import Evidence
 
@@ -199,10 +199,12 @@ class TierBudget(Struct, frozen=True):
 
 
 class Moved(Struct, frozen=True):
-    """Whether queueing took what preemption gave, an arm against the control, above the onset; seconds per request.
+    """Whether waiting took what preemption gave, an arm against the control, above the onset; seconds per request.
 
-    `given`: less time in stalls between tokens, by the client. `taken`: more time in the queue, by the engine. `net_*`
-    is the interval of taken − given. `moved` None: too few pairs.
+    `given`: less time in stalls between tokens, by the client. `taken`: more time in the queue, by the engine, or,
+    where `by` is not "queue", more time until the first token than alone, by the client. `net_*` is the interval of
+    taken − given. `moved` None: too few pairs, or an arm that computes prompts in another way waits as much longer
+    (`by` "queue_or_prompts").
     """
 
     arm: str
@@ -216,6 +218,7 @@ class Moved(Struct, frozen=True):
     net_high: float | None
     pairs: int
     note: str
+    by: TookBy | None = None
 
 
 class Verdict(Struct, frozen=True):
