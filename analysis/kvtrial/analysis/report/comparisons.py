@@ -35,6 +35,7 @@ def groups(comparisons: Sequence[ComparisonResult], words: Words) -> list[tuple[
 def _row(item: ComparisonResult, words: Words, *, with_note: bool) -> Row:
     against = f"{item.against}, {item.against_phase}" if item.against_phase else item.against
     delta = words.local(f"{item.delta_ttft_seconds:+.3f}") if answer.is_number(item.delta_ttft_seconds) else "–"
+    within = answer.is_within_a_size(item)
     detectable = "–"
     if item.mde is not None and math.isfinite(item.mde):
         ratio = item.effect_scale == "ratio"
@@ -43,6 +44,7 @@ def _row(item: ComparisonResult, words: Words, *, with_note: bool) -> Row:
     p_value = words.local(f"p {answer.p_text(item.p_value)}") if answer.is_number(item.p_value) else words("no_p")
     cells = [
         item.verdict,
+        words("word.within") if within else "",
         compact(answer.effect_text(item), words),
         f"{compact(answer.interval_text(item), words)}{confidence}",
         f"{p_value}\n{words.count(item.pairs, 'pair')}",
@@ -52,9 +54,9 @@ def _row(item: ComparisonResult, words: Words, *, with_note: bool) -> Row:
     ]
     note = words("comparison.against", arm=item.arm, against=against)
     if item.note and with_note:
-        note += f". {said_text(answer.sentence(item.note), words)}"
-    if answer.is_within_a_size(item):
-        note += f". {words('comparison.within', margin=words.local(answer.margin_text(item)))}"
+        note += f". {said_text(answer.sentence(item.note, (item.arm, item.against)), words)}"
+    if within:
+        note = f"{note.rstrip('.')}. {words('comparison.within', margin=words.local(answer.margin_text(item)))}"
     where = words("whole_run") if item.phase == "run" else item.phase
     moved = "moved" if item.moved else ""
     return Row(f"{where}: {words.metric(item.metric)}", cells, kind=moved or item.verdict, note=note)

@@ -113,7 +113,7 @@ def build_brief(
     """brief.md: half a page of Markdown."""
     words = Words(language)
     made = brief.brief_of(verdict, protocol, choose(protocol, records, verdict), words, prices, fits)
-    return brief.to_markdown(made, words("brief.from", campaign=verdict.campaign, protocol=verdict.protocol))
+    return brief.to_markdown(made, words("brief.from", campaign=verdict.campaign))
 
 
 def _environment(words: Words) -> Environment:
