@@ -134,7 +134,7 @@ def test_the_brief_says_from_which_length_on_it_pays() -> None:
     own = LengthFit("1.0", build.verdict().campaign, "p", "h1", "m", "BETTER", "offload", "control", [1000, 4000], rows,
                     [[1.0, 1.0]] * 2, [], at, at)  # fmt: skip
     said = brief(build.verdict(), fits=[own, msgspec.structs.replace(own, campaign="another", model="other")])
-    assert "**From which prefix length on**: a return is sooner from 2,000 tokens on (97 % interval 1,500 to" in said
+    assert "**From which prefix length on**: sooner from 2,000 tokens on (97 % interval 1,500 to" in said
     unsure = msgspec.structs.replace(own, by_interpolation=msgspec.structs.replace(at, low=0.0, high=math.inf))
     assert "**From which prefix length on**: not shown for any length (97 % interval under 1,000 to none)." in brief(
         build.verdict(), fits=[unsure]
@@ -178,10 +178,8 @@ def ladder_section(verdict: Verdict, words: Words = EN) -> preemption.Section:
 def test_a_ladders_brief_names_what_is_worse_with_each_change() -> None:
     said = ladder_said(ladder_verdict())
     service = next(line for line in said.splitlines() if "Quality of service" in line)
-    assert "Shown to be worse than with base: fewer\\_seqs: above the onset last token ×1.07" in service
-    assert "first token ×8.84 (8.78 to 8.91)" in service
-    assert "and 2 more" in service
-    assert "Показано, что хуже, чем с base: fewer" in ladder_said(ladder_verdict(), "ru")
+    assert "Worse than base above the onset: fewer\\_seqs last token ×1.07, throughput ×0.937, and 3 more." in service
+    assert "Хуже, чем с base, выше порога вытеснений: fewer" in ladder_said(ladder_verdict(), "ru")
 
 
 def test_the_arm_to_adopt_and_what_a_request_costs_with_it_come_first() -> None:
@@ -192,22 +190,23 @@ def test_the_arm_to_adopt_and_what_a_request_costs_with_it_come_first() -> None:
         ladder_verdict(), comparisons=[*ladder_verdict().comparisons, costs], recommendation=advice
     )
     said = ladder_said(verdict)
-    assert "than with base: more\\_kv: above the onset GPU-seconds of a request ×1.68 (1.6 to 1.7). fewer" in said
+    assert "than base above the onset: more\\_kv GPU-seconds of a request ×1.68; fewer\\_seqs " in said
 
 
 def test_gpu_seconds_of_each_way_stand_in_its_table() -> None:
-    assert "GPU-seconds a request at" not in ladder_said(ladder_verdict())
+    assert "GPU-seconds/request at" not in ladder_said(ladder_verdict())
     arm = next(arm for arm in ladder_verdict().ladder.arms if arm.arm == "more_kv")  # type: ignore[union-attr]
     levels = [msgspec.structs.replace(level, gpu_seconds_per_request=0.31) for level in arm.levels]
     said = ladder_said(changed_ladder("more_kv", levels=levels))
-    assert "GPU-seconds a request at 7 in flight" in said
+    assert "GPU-seconds/request at 7" in said
     assert "| 0.31 |" in said
 
 
 def test_the_highest_level_tried_is_no_highest_load_borne() -> None:
     said = ladder_said(ladder_verdict())
-    assert said.count("at least 7 (highest tried)") == 4
-    assert "**Profile batch**: up to 4 in flight" in said
+    assert said.count("| ≥ 7 ") == 4
+    assert "≥: highest tried." in said
+    assert "| base | control | – | 4 | 4 |" in said
     section = ladder_section(ladder_verdict())
     assert section.changes is not None
     assert "batch: at least 7 (highest tried)" in section.changes.rows[0].cells[3]
@@ -215,9 +214,7 @@ def test_the_highest_level_tried_is_no_highest_load_borne() -> None:
     assert "≥7" in reached.svg
     assert "≥4" not in reached.svg
     bears = [msgspec.structs.replace(entry, broken_by="") for entry in ladder_verdict().ladder.arms[0].reached]  # type: ignore[union-attr]
-    assert "**Profile batch**: at least up to 4 in flight, the highest" in ladder_said(
-        changed_ladder("base", reached=bears)
-    )
+    assert "| base | control | – | ≥ 4 | ≥ 4 |" in ladder_said(changed_ladder("base", reached=bears))
 
 
 def test_stalls_are_said_to_bound_waits_only_where_each_wait_became_one() -> None:
@@ -255,12 +252,12 @@ def test_an_arm_that_helps_nothing_is_not_praised(language: str) -> None:
     assert row.kind == ""
     assert words.or_else("word.EQUIVALENT", "EQUIVALENT") in row.cells[0]
     said = ladder_said(idle, language)
-    assert words("change.nothing_given") in said
+    assert f" {words('ways.no_gain')} |" in said
     assert f"| 0, {words.or_else('word.EQUIVALENT', 'EQUIVALENT')} |" in said
 
 
 def test_moved_does_not_say_that_nothing_is_gained() -> None:
-    assert "MOVED: the preemptions went, the delay stayed" in ladder_said(ladder_verdict())
+    assert "MOVED: requests queue instead" in ladder_said(ladder_verdict())
 
 
 def test_the_way_outside_the_core_is_a_measure_of_its_own() -> None:

@@ -446,7 +446,7 @@ def _ways(verdict: Verdict, control: str, words: Words) -> Table | None:
         words("ways.preempted"),
         *(words("ways.up_to", profile=name) if name == names[0] else name for name in names),
         *([words("ways.gpu_seconds", level=top_level)] if gpu_seconds else []),
-        *([words("ways.price", profile=name, currency=clipped(priced.currency, 12)) for name in names] if priced else []),
+        *([words("ways.price", profile=names[0], currency=clipped(priced.currency, 12)), *names[1:]] if priced else []),
         words("ways.moved"),
     ]
     return Table(heads, rows, title=words("ways.title"))
