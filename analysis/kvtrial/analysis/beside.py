@@ -178,7 +178,9 @@ class _Told(Struct, frozen=True):
 
 def _even_of(even: BreakEven) -> str:
     length = answer.prefix_length(even)
-    return ", ".join(filter(None, [f"{even.arm}/{even.against}" if even.arm else "", f"{length} tokens" if length else ""]))
+    return ", ".join(
+        filter(None, [f"{even.arm}/{even.against}" if even.arm else "", f"{length} tokens" if length else ""])
+    )
 
 
 def _even(verdict: Verdict) -> _Told:
@@ -228,9 +230,7 @@ def _comparable(a: Verdict, b: Verdict, pins: Sequence[Difference], conditions: 
 ASKED_FOR = ("arms", "pairs", "prices")
 
 
-def _comparable_conditions(
-    a: Verdict | Side, b: Verdict | Side, conditions: Sequence[Difference]
-) -> list[Difference]:
+def _comparable_conditions(a: Verdict | Side, b: Verdict | Side, conditions: Sequence[Difference]) -> list[Difference]:
     """Of two protocols what both have: a size that only one of them knows is no difference of the other."""
     if a.protocol == b.protocol:
         return list(conditions)
@@ -305,7 +305,10 @@ def lines(found: Beside) -> list[str]:
         rows.append((name, _cell(pair.a), _cell(pair.b), MEETING[pair.apart]))
     rows += beside
     rows += [(f"gate {entry.what}", entry.a, entry.b, "differs") for entry in found.gates]
-    rows += [(entry.what, *_short(entry.a, entry.b), "differs") for entry in [*found.pins, *_comparable_conditions(a, b, found.conditions)]]
+    rows += [
+        (entry.what, *_short(entry.a, entry.b), "differs")
+        for entry in [*found.pins, *_comparable_conditions(a, b, found.conditions)]
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     table = [
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, [*widths, 0], strict=True)).rstrip() for row in rows

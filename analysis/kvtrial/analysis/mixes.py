@@ -1,4 +1,4 @@
-"""What a protocol declares of its mixes and prompts, and how an open loop went: did the engine keep up with the arrivals?"""
+"""What a protocol declares of its mixes and prompts, and how an open loop went: did the engine keep up with it?"""
 
 from collections.abc import Iterable, Sequence
 from statistics import median

@@ -1,12 +1,14 @@
 """What whoever decides reads in figures and in the brief is what the verdict rests on."""
 
 import math
+import re
 from collections.abc import Sequence
 
 import msgspec
 import pytest
 import report_builder as build
 from kvtrial.analysis import answer
+from kvtrial.analysis.firsttokens import POINTS_MAX, FirstTokens, first_tokens_of
 from kvtrial.analysis.lengths import Crossing, LengthFit
 from kvtrial.analysis.report import build_brief, figures, preemption, top
 from kvtrial.analysis.report.comparisons import pairs_plot
@@ -279,13 +281,29 @@ def test_the_russian_advice_says_what_its_reason_adds() -> None:
 
 
 def test_a_share_that_so_many_failed_that_it_was_never_reached_has_no_dot() -> None:
-    all_came = figures.ecdf_plot({"offload": [0.01 * n for n in range(1, 21)]}, EN, "")
-    some_failed = figures.ecdf_plot({"offload": [*(0.01 * n for n in range(1, 16)), *[None] * 5]}, EN, "")
+    all_came = figures.ecdf_plot({"offload": [FirstTokens([0.01 * n for n in range(1, 21)], [1] * 20, 20)]}, EN, "")
+    some_failed = figures.ecdf_plot({"offload": [FirstTokens([0.01 * n for n in range(1, 16)], [1] * 15, 20)]}, EN, "")
     assert all_came is not None
     assert some_failed is not None
     assert "offload, p95:" in all_came
     assert "offload, p95:" not in some_failed
     assert "offload, p50: 100 ms" in some_failed
+
+
+def test_a_phase_of_many_requests_is_kept_as_a_few_of_them_each_for_many() -> None:
+    phase = build.phase("return", 0.2)
+    many = [msgspec.structs.replace(phase.requests[0], ttft_seconds=n / 10_000) for n in range(10_001, 0, -1)]
+    many += [msgspec.structs.replace(phase.requests[0], ttft_seconds=None)]
+    kept = first_tokens_of(msgspec.structs.replace(phase, requests=many))
+    assert len(kept.seconds) <= POINTS_MAX
+    assert list(kept.seconds) == sorted(kept.seconds)
+    assert (sum(kept.requests), kept.sent, kept.seconds[-1]) == (10_001, 10_002, 1.0001)
+    few = first_tokens_of(phase)
+    assert list(few.requests) == [1] * 8
+    drawn = figures.ecdf_plot({"offload": [kept, few]}, EN, "")
+    assert drawn is not None
+    assert "offload (10,010)" in drawn
+    assert re.search(r"offload, p50: 50\d ms", drawn.replace("\u00a0", " "))
 
 
 def test_delta_ttft_is_named_a_median_beside_an_effect_that_is_none() -> None:

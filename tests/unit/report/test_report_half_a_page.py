@@ -127,7 +127,9 @@ def test_where_another_arm_offloads_the_brief_says_so_and_what_it_takes() -> Non
     assert "of 16,392 tokens" in said
     assert "**What it takes**: +36.49 GiB of the host's RAM at its peak with offload" in said
     assert "Memory was not compared" not in said
-    assert "**Also found**: The first token of an evicted prefix (16k tokens) comes 5.5 times sooner with offload" in said
+    assert (
+        "**Also found**: The first token of an evicted prefix (16k tokens) comes 5.5 times sooner with offload" in said
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ guards
@@ -141,7 +143,8 @@ def test_undecided_guards_are_counted_and_named() -> None:
 
 def test_what_leans_to_worse_on_a_ladder_is_named_with_its_arm() -> None:
     leaning = build.comparison(arm="more_kv", against="base", phase="above_onset", metric="e2e_p95_seconds",
-                               role="guard", verdict="INCONCLUSIVE", effect=1.08, ci_low=1.01, ci_high=1.15)  # fmt: skip
+                               role="guard", verdict="INCONCLUSIVE", effect=1.08, ci_low=1.01,
+                               ci_high=1.15)  # fmt: skip
     verdict = ladder_verdict()
     verdict = msgspec.structs.replace(verdict, comparisons=[*verdict.comparisons, leaning])
     said = build_brief(verdict, ladder_protocol(), ladder_records())
@@ -155,8 +158,9 @@ def test_what_leans_to_worse_on_a_ladder_is_named_with_its_arm() -> None:
 def fit(host: str, tokens: float, high: float = 5000.0) -> LengthFit:
     at = Crossing(tokens=tokens, low=0.0, high=high, confidence=0.97)
     rows = [[1.2, 0.8], [1.1, 0.7]]
-    return LengthFit("1.0", build.verdict().campaign, "p", host, "m", "BETTER", "offload", "control", [1000, 4000], rows,
-                     [[1.0, 1.0]] * 2, [], at, at)  # fmt: skip
+    ones = [[1.0, 1.0]] * 2
+    return LengthFit("1.0", build.verdict().campaign, "p", host, "m", "BETTER", "offload", "control", [1000, 4000],
+                     rows, ones, [], at, at)  # fmt: skip
 
 
 FITS: Sequence[LengthFit] = [

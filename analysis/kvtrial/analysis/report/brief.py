@@ -390,7 +390,8 @@ def _leans_worse(item: ComparisonResult) -> bool:
 
 def _listed(items: Sequence[ComparisonResult], words: Words) -> str:
     said = [
-        f"{top.effect_words(item, words).rstrip('.')} ({top.interval_words(item, words)})." for item in items[:NAMED_MAX]
+        f"{top.effect_words(item, words).rstrip('.')} ({top.interval_words(item, words)})."
+        for item in items[:NAMED_MAX]
     ]
     more = len(items) - NAMED_MAX
     return " ".join([*said, *([f"{words('gates.more', count=more)}."] if more > 0 else [])])

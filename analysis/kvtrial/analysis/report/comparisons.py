@@ -1,14 +1,16 @@
 """The table of comparisons, the figures of pairs and effects. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvtrial.analysis import answer
+from kvtrial.analysis.firsttokens import FirstTokens, first_tokens_of_runs
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.report import figures
 from kvtrial.analysis.report.said import said_text
-from kvtrial.analysis.report.selection import Chosen, Plot, Row, drawn, phases_of
+from kvtrial.analysis.report.selection import Chosen, Plot, Row, drawn
 from kvtrial.analysis.report.words import Words
+from kvtrial.record.record import RunRecord
 from kvtrial.record.verdict import ComparisonResult, Verdict
 
 PREEMPTIONS = "preemptions per 1,000 requests"
@@ -140,16 +142,26 @@ def effects_plot(comparisons: Sequence[ComparisonResult], words: Words) -> Plot 
     return drawn(svg, words("figure.effects"), caption)
 
 
-def ecdf_plot(verdict: Verdict, chosen: Chosen, words: Words) -> Plot | None:
-    """The times to first token of all requests of the deciding phase."""
+def ecdf_plot(
+    verdict: Verdict, chosen: Chosen, words: Words, kept: Mapping[tuple[str, str], FirstTokens] | None = None
+) -> Plot | None:
+    """The times to first token of all requests of the deciding phase.
+
+    `kept`: (host, run) → those of runs whose records do not list their requests any more.
+    """
     primary = answer.primary_of(verdict.comparisons)
     phase = primary.phase if primary else "return"
-    times: dict[str, list[float | None]] = {
-        arm: [request.ttft_seconds for item in phases_of(chosen.used, arm, phase) for request in item.requests]
+    of_runs = {**(kept or {}), **first_tokens_of_runs([run for run in chosen.used if _lists(run, phase)], phase)}
+    times = {
+        arm: [of_runs[run.host, run.run] for run in chosen.used if run.arm == arm and (run.host, run.run) in of_runs]
         for arm in chosen.arms
     }
     caption = words("caption.ecdf", phase=phase)
     return drawn(figures.ecdf_plot(times, words, caption), words("figure.ecdf"), caption)
+
+
+def _lists(run: RunRecord, phase: str) -> bool:
+    return any(found.name == phase and found.requests for found in run.phases)
 
 
 def mix_plot(verdict: Verdict, pays: str, words: Words) -> Plot | None:

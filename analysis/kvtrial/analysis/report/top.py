@@ -308,7 +308,9 @@ def _translated(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
         # The action stands above, in the catalogue's words; what is left is why.
         why = answer.one_line(verdict.recommendation.reason)
         said_already = why in answer.one_line(verdict.reason)
-        found.append((words("answer.next"), "" if said_already else answer.sentence(why, answer.arms_in(verdict)), True))
+        found.append(
+            (words("answer.next"), "" if said_already else answer.sentence(why, answer.arms_in(verdict)), True)
+        )
     found.append((words("answer.checks"), counts(verdict, words), False))
     return [(label, text, quoted) for label, text, quoted in found if text]
 
