@@ -1,8 +1,8 @@
 """Sentences of the analysis in the page's language: each form once, with holes for its numbers and names. Pure.
 
 Gates, reasons and caveats are written in English by what decides them, and a verdict keeps them so. A catalogue
-`texts/said.LANGUAGE.yml` holds the English form of each with its translation, as gettext does; a sentence is known by
-its form, so that verdicts of earlier releases are translated, too. What no form fits stays English and is told apart,
+`texts/said.LANGUAGE.yml` holds the English form of each with its translation, as gettext does, and
+`texts/known.LANGUAGE.yml` those of what is known of engines' failures and defects; a sentence is known by its form, so that verdicts of earlier releases are translated, too. What no form fits stays English and is told apart,
 for a page to mark it so. English has forms where a sentence quotes the name of a metric.
 """
 
@@ -75,8 +75,10 @@ def is_said(text: str, words: Words) -> bool:
 @functools.cache
 def forms(language: str) -> list[Form]:
     """The forms of a language, those with the most text of their own first."""
-    path = resources.files("kvtrial.analysis.report") / "texts" / f"said.{language}.yml"
-    listed = yaml.load(path.read_text(encoding="utf-8"), _Loader).items()
+    folder = resources.files("kvtrial.analysis.report") / "texts"
+    paths = [folder / f"{name}.{language}.yml" for name in ("known", "said")]
+    found = [yaml.load(path.read_text(encoding="utf-8"), _Loader) for path in paths if path.is_file()]
+    listed = {english: translation for forms in found for english, translation in forms.items()}.items()
     return [_form(*item) for item in sorted(listed, key=lambda item: len(HOLE.sub("", item[0])), reverse=True)]
 
 
