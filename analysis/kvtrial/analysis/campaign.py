@@ -547,6 +547,12 @@ def find(directory_name: str) -> dict[str, Any]:
     }
 
 
+class _Version(Struct, frozen=True):
+    """Of a record only the version of its schema."""
+
+    schema_version: Any
+
+
 class _Files(Struct, frozen=True):
     """Of a record only the files that it names."""
 
@@ -661,7 +667,7 @@ def read_host_records(directory: Path, host: str, campaign: Campaign, digests: d
         check_digests(path.parent)
         raw = record_text(path.parent)
         try:
-            refuse_newer(str(msgspec.json.decode(raw)["schema_version"]), str(path))
+            refuse_newer(str(msgspec.json.decode(raw, type=_Version).schema_version), str(path))
             record = msgspec.json.decode(raw, type=RunRecord)
         except (msgspec.DecodeError, KeyError, TypeError) as error:
             raise UnusableInput(f"{path} is not a record of this kvtrial ({error}).") from None
@@ -829,9 +835,9 @@ def write_outputs(
     `arguments`: those of kvtrial report that gave them, for whoever makes the page again. `archive`: what the campaign
     is kept in, where the page is read without its folder.
     """
-    judged = _judged_for_a_page(directory)
-    _write_outputs(directory, judged, language, history, beside, arguments, archive)
-    return judged.judged.verdict
+    made = _judged_for_a_page(directory)
+    _write_outputs(directory, made, language, history, beside, arguments, archive)
+    return made.judged.verdict
 
 
 class _ForAPage(msgspec.Struct, frozen=True):
@@ -874,6 +880,7 @@ def _write_outputs(
     from kvtrial.analysis.lengths import fits_of
     from kvtrial.analysis.report import build_brief, build_report
     from kvtrial.analysis.reproduce import commands_of
+    from kvtrial.analysis.summaries import without_collector
     from kvtrial.analysis.summary import joined
 
     judged, verdict, campaign = made.judged, made.judged.verdict, made.judged.campaign
@@ -886,11 +893,12 @@ def _write_outputs(
              "plan_sha256": campaign.plan_sha256, "pins": campaign.pins}  # fmt: skip
     models = {host.host: host.model.name for host in campaign.plan.hosts}
     fits = [*fits_of(campaign.campaign, protocol, verdict, models), *beside]
-    page = build_report(
-        verdict, protocol, records, about, frame, language=language, history=history, fits=fits,
-        prices=campaign.prices, commands=commands_of(directory, campaign, records, language, arguments, archive),
-        record_names=_record_names(directory, records), first_tokens=made.first_tokens,
-    )  # fmt: skip
+    with without_collector():
+        page = build_report(
+            verdict, protocol, records, about, frame, language=language, history=history, fits=fits,
+            prices=campaign.prices, commands=commands_of(directory, campaign, records, language, arguments, archive),
+            record_names=_record_names(directory, records), first_tokens=made.first_tokens,
+        )  # fmt: skip
     write_atomically(directory / "report.html", page.encode())
     brief = build_brief(verdict, protocol, records, language=language, prices=campaign.prices, fits=fits)
     write_atomically(directory / "brief.md", brief.encode())

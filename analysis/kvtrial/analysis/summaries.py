@@ -201,7 +201,7 @@ def judge(
     they are, and those of the first host by name and of the one whose ladder the verdict has. `each` is given
     every host's whole records in turn. Raises UnusableInput for records that can't be used.
     """
-    with _without_collector():
+    with without_collector():
         outline = Outline(directory)
         refuse_runs_without_record(directory)
         outline.refuse_strangers()
@@ -364,12 +364,12 @@ def verdict_of(directory: Path) -> Verdict:
     Raises UnusableInput for a summary that is missing, truncated, edited, of another campaign, or older than the host's
     records, and for a record that was truncated or edited.
     """
-    with _without_collector():
+    with without_collector():
         return _from_summaries(directory)
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """Nothing read here refers in a circle, and the collector would look through all hosts again for each few more."""
     was = gc.isenabled()
     gc.disable()

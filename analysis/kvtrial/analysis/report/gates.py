@@ -53,7 +53,7 @@ def fault_rows(records: Sequence[RunRecord], words: Words) -> list[Row]:
 
 
 def _in_words(text: str, words: Words) -> str:
-    """What is known of a fault, in the page's language; English, which the page marks, where that has no words for it."""
+    """What is known of a fault, in the page's language; in English, which the page marks, where it has no words."""
     line = answer.sentence(text)
     return said_text(line, words) if is_said(line, words) else text
 

@@ -79,7 +79,7 @@ def section(
         comparisons.effects_plot(verdict.comparisons, words),
         _regimes_plot(protocol, chosen, words),
         _sources_plot(sources, words),
-        _moved_plot(chosen, words),
+        _moved_plot(sources, words),
         comparisons.ecdf_plot(verdict, chosen, words, first_tokens),
         comparisons.mix_plot(verdict, _pays(verdict, words), words),
         _lengths_plot(fits, words),
@@ -239,10 +239,10 @@ def _sources_plot(sources: Sequence[Source], words: Words) -> Plot | None:
     return drawn(svg, words("figure.sources"), caption)
 
 
-def _moved_plot(chosen: Chosen, words: Words) -> Plot | None:
+def _moved_plot(sources: Sequence[Source], words: Words) -> Plot | None:
     """Bytes stored and loaded by phase, of the arm that moved most."""
     by_arm: dict[str, dict[str, tuple[float, float]]] = {}
-    for source in _sources(chosen):
+    for source in sources:
         pair = (source.load_bytes or 0.0, source.store_bytes or 0.0)
         if any(pair):
             by_arm.setdefault(source.arm, {})[source.phase] = pair

@@ -2,8 +2,9 @@
 
 Gates, reasons and caveats are written in English by what decides them, and a verdict keeps them so. A catalogue
 `texts/said.LANGUAGE.yml` holds the English form of each with its translation, as gettext does, and
-`texts/known.LANGUAGE.yml` those of what is known of engines' failures and defects; a sentence is known by its form, so that verdicts of earlier releases are translated, too. What no form fits stays English and is told apart,
-for a page to mark it so. English has forms where a sentence quotes the name of a metric.
+`texts/known.LANGUAGE.yml` those of what is known of engines' failures and defects; a sentence is known by its form, so
+that verdicts of earlier releases are translated, too. What no form fits stays English and is told apart, for a page to
+mark it so. English has forms where a sentence quotes the name of a metric.
 """
 
 import functools
@@ -151,7 +152,11 @@ def _clauses(text: str, words: Words, depth: int) -> list[Part]:
 
 
 def _clause(text: str, words: Words, depth: int) -> list[Part]:
-    return _known(text, words, depth) or [Part(*_left(text, words))]
+    """One clause; a title inside a sentence begins with a capital, its form does not."""
+    known = _known(text, words, depth)
+    if not known and depth and text[:1].isupper():
+        known = _known(text[0].lower() + text[1:], words, depth)
+    return known or [Part(*_left(text, words))]
 
 
 def _left(text: str, words: Words) -> tuple[str, bool]:
