@@ -54,10 +54,10 @@ ODD_HOST = 500
 HOST = "host-0000"
 
 
-def made_protocol() -> Any:
-    """offload_return with enough prompts for 2,000 requests a run, and a tier that holds them."""
+def made_protocol(sizes: dict[str, int]) -> Any:
+    """offload_return with so many prompts, and a tier that holds them."""
     shipped = msgspec.convert(msgspec.json.decode(msgspec.json.encode(build.protocol())), type=type(build.protocol()))
-    return replace(shipped, sizes=shipped.sizes | SIZES | {"tier_bytes": TIER_BYTES})
+    return replace(shipped, sizes=shipped.sizes | sizes | {"tier_bytes": TIER_BYTES})
 
 
 def records(scale: float) -> list[RunRecord]:
@@ -100,12 +100,14 @@ def _phase_plan(phase: PhaseRecord) -> PhasePlan:
 
 
 class Fleet:
-    """A campaign's folder whose hosts are copies of a few, made one at a time."""
+    """A campaign's folder whose hosts are copies of a few, made one at a time. `sizes`: prompts, enough for 2,000
+    requests a run; none: as offload_return ships.
+    """
 
-    def __init__(self, directory: Path, hosts: int) -> None:
+    def __init__(self, directory: Path, hosts: int, sizes: dict[str, int] | None = None) -> None:
         self.directory = directory
         self.hosts = [f"host-{number:04}" for number in range(hosts)]
-        protocol = made_protocol()
+        protocol = made_protocol(SIZES if sizes is None else sizes)
         build.protocol.cache_clear()
         build.protocol = lambda: protocol  # type: ignore[assignment]
         build.TIER_BYTES = TIER_BYTES
@@ -186,15 +188,17 @@ VERDICT = (
 import sys, time
 started = time.monotonic()
 from kvtrial.analysis.cli import main
-status = main(["analyze", *sys.argv[1:]])
+status = main(sys.argv[1:])
 print(status, time.monotonic() - started, time.process_time(), peak())
 """
 )
 
 
-def analyzed(fleet: Fleet, environment: dict[str, str], *arguments: str) -> tuple[float, float, float]:
-    """Wall time and CPU (seconds) and peak memory (GiB) of kvtrial analyze."""
-    command = [sys.executable, "-c", VERDICT, str(fleet.directory), *arguments]
+def analyzed(
+    fleet: Fleet, environment: dict[str, str], *arguments: str, name: str = "analyze"
+) -> tuple[float, float, float]:
+    """Wall time and CPU (seconds) and peak memory (GiB) of kvtrial analyze, or of the command of that name."""
+    command = [sys.executable, "-c", VERDICT, name, str(fleet.directory), *arguments]
     answer = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
     status, wall, cpu, memory = answer.splitlines()[-1].split()
     print(answer.splitlines()[0], f"(status {status})")

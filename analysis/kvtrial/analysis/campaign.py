@@ -68,8 +68,6 @@ from kvtrial.record.verdict import Verdict
 from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from kvtrial.analysis.history.model import History
     from kvtrial.analysis.lengths import LengthFit
     from kvtrial.analysis.reproduce import Archive
@@ -549,6 +547,12 @@ def find(directory_name: str) -> dict[str, Any]:
     }
 
 
+class _Version(Struct, frozen=True):
+    """Of a record only the version of its schema."""
+
+    schema_version: Any
+
+
 class _Files(Struct, frozen=True):
     """Of a record only the files that it names."""
 
@@ -663,7 +667,7 @@ def read_host_records(directory: Path, host: str, campaign: Campaign, digests: d
         check_digests(path.parent)
         raw = record_text(path.parent)
         try:
-            refuse_newer(str(msgspec.json.decode(raw)["schema_version"]), str(path))
+            refuse_newer(str(msgspec.json.decode(raw, type=_Version).schema_version), str(path))
             record = msgspec.json.decode(raw, type=RunRecord)
         except (msgspec.DecodeError, KeyError, TypeError) as error:
             raise UnusableInput(f"{path} is not a record of this kvtrial ({error}).") from None
@@ -818,39 +822,54 @@ def write_verdict(directory: Path, verdict: Verdict) -> None:
 @disk_errors_said()
 def write_outputs(
     directory: Path,
-    verdict: Verdict,
     *,
     language: str = "en",
     history: "History | None" = None,
     beside: "Sequence[LengthFit]" = (),
     arguments: Sequence[str] = (),
     archive: "Archive | None" = None,
-) -> None:
-    """Write verdict.json, summary.csv/.parquet, metrics.prom, report.html and brief.md.
+) -> Verdict:
+    """Judge a campaign and write verdict.json, summary.csv/.parquet, metrics.prom, report.html and brief.md.
 
     `language`, `history`: of the report. `beside`: fits over lengths of other campaigns, shown with its own.
     `arguments`: those of kvtrial report that gave them, for whoever makes the page again. `archive`: what the campaign
     is kept in, where the page is read without its folder.
     """
-    judged, frames = _judged_with_table(directory)
-    _write_outputs(directory, verdict, judged, frames, language, history, beside, arguments, archive)
+    made = _judged_for_a_page(directory)
+    _write_outputs(directory, made, language, history, beside, arguments, archive)
+    return made.judged.verdict
 
 
-def _judged_with_table(directory: Path) -> "tuple[Judged, list[DataFrame]]":
-    """The campaign with whole records as far as WHOLE_BYTES goes, and the rows of summary.csv of each host."""
+class _ForAPage(msgspec.Struct, frozen=True):
+    """A campaign as its outputs need it: whole records as far as WHOLE_BYTES goes, and of every host what they sum up:
+    the rows of summary.csv, and the first tokens of the deciding phase by (host, run).
+    """
+
+    judged: "Judged"
+    frames: "list[Any]"
+    first_tokens: "dict[tuple[str, str], Any]"
+
+
+def _judged_for_a_page(directory: Path) -> _ForAPage:
     # pandas and matplotlib take over a second to import: planning and sweeping go without.
-    from kvtrial.analysis.summaries import WHOLE_BYTES, judge
+    from kvtrial.analysis.firsttokens import deciding_phase, first_tokens_of_runs
+    from kvtrial.analysis.summaries import WHOLE_BYTES, Outline, judge
     from kvtrial.analysis.summary import to_frame
 
     frames: list[Any] = []
-    return judge(directory, whole_bytes=WHOLE_BYTES, each=lambda records: frames.append(to_frame(records))), frames
+    first_tokens: dict[tuple[str, str], Any] = {}
+    phase = deciding_phase(Outline(directory).campaign.plan.protocol)
+
+    def look(records: Sequence[RunRecord]) -> None:
+        frames.append(to_frame(records))
+        first_tokens.update(first_tokens_of_runs(records, phase))
+
+    return _ForAPage(judge(directory, whole_bytes=WHOLE_BYTES, each=look), frames, first_tokens)
 
 
 def _write_outputs(
     directory: Path,
-    verdict: Verdict,
-    judged: "Judged",
-    frames: "Sequence[DataFrame]",
+    made: _ForAPage,
     language: str = "en",
     history: "History | None" = None,
     beside: "Sequence[LengthFit]" = (),
@@ -861,11 +880,12 @@ def _write_outputs(
     from kvtrial.analysis.lengths import fits_of
     from kvtrial.analysis.report import build_brief, build_report
     from kvtrial.analysis.reproduce import commands_of
+    from kvtrial.analysis.summaries import without_collector
     from kvtrial.analysis.summary import joined
 
-    campaign = judged.campaign
+    judged, verdict, campaign = made.judged, made.judged.verdict, made.judged.campaign
     records = [record for host in sorted(judged.records) for record in judged.records[host]]
-    frame = joined(frames)
+    frame = joined(made.frames)
     write_verdict(directory, verdict)
     write_summary(frame, directory)
     protocol = campaign.plan.protocol
@@ -873,25 +893,15 @@ def _write_outputs(
              "plan_sha256": campaign.plan_sha256, "pins": campaign.pins}  # fmt: skip
     models = {host.host: host.model.name for host in campaign.plan.hosts}
     fits = [*fits_of(campaign.campaign, protocol, verdict, models), *beside]
-    shown = verdict
-    if whole := judged.cut_down_hosts:
-        shown = msgspec.structs.replace(verdict, caveats=[*verdict.caveats, _of_some_hosts(judged, whole)])
-    page = build_report(
-        shown, protocol, records, about, frame, language=language, history=history, fits=fits,
-        prices=campaign.prices, commands=commands_of(directory, campaign, records, language, arguments, archive),
-        record_names=_record_names(directory, records),
-    )  # fmt: skip
+    with without_collector():
+        page = build_report(
+            verdict, protocol, records, about, frame, language=language, history=history, fits=fits,
+            prices=campaign.prices, commands=commands_of(directory, campaign, records, language, arguments, archive),
+            record_names=_record_names(directory, records), first_tokens=made.first_tokens,
+        )  # fmt: skip
     write_atomically(directory / "report.html", page.encode())
     brief = build_brief(verdict, protocol, records, language=language, prices=campaign.prices, fits=fits)
     write_atomically(directory / "brief.md", brief.encode())
-
-
-def _of_some_hosts(judged: "Judged", cut_down: int) -> str:
-    hosts = len(judged.records)
-    return (
-        f"figures of single requests, of where prompt tokens came from and of time are of the first {hosts - cut_down} "
-        f"of {hosts} hosts; effects, gates and tables are of all"
-    )
 
 
 def _record_names(directory: Path, records: "Sequence[RunRecord]") -> dict[tuple[str, str], str]:
@@ -946,12 +956,12 @@ def conclude(
         write_atomically(directory / "duration.json", msgspec.json.encode(took))
     if lost_hosts is not None:
         write_atomically(directory / "lost.json", msgspec.json.encode(sorted(set(lost_hosts) - set(outline.hosts))))
-    judged, frames = _judged_with_table(directory)
-    verdict = judged.verdict
+    made = _judged_for_a_page(directory)
+    verdict = made.judged.verdict
     try:
-        _into_history(directory, judged)
+        _into_history(directory, made.judged)
     finally:
-        _write_outputs(directory, verdict, judged, frames, history=_history_beside(directory, verdict.protocol))
+        _write_outputs(directory, made, history=_history_beside(directory, verdict.protocol))
     status = EXIT_STATUS.get(verdict.verdict, 0)
     why, unfinished = cause(verdict), ""
     if read_stopped(directory) is None and not is_complete(directory, outline.hosts):

@@ -47,6 +47,8 @@ from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
 SUMMARIES = "summaries"
 ROLES_KEPT = ("load_bytes",)
 """What is still asked of a phase's scrapes once the hosts are judged: what a tier gave back."""
+PAGE_ROLES = (*ROLES_KEPT, "store_bytes", "prompt_tokens_computed", "prompt_tokens_local_hit", "prompt_tokens_external")
+"""And what a report adds up over all hosts: where prompt tokens came from, what was stored and loaded."""
 WHOLE_BYTES = 128 * 2**20
 """Of records as texts. Up to so much a campaign's records stay whole for its report; they take twice that in memory."""
 _LEVEL = 6
@@ -178,33 +180,33 @@ class _Version(Struct, frozen=True):
 class Judged(Struct, frozen=True):
     """A campaign with its verdict. `campaign` has what a host's first planned run sends, and the others without it.
 
-    `records`: see `judge`; those of `cut_down_hosts` hosts are without their requests.
+    `records`: see `judge`.
     """
 
     campaign: Campaign
     verdict: Verdict
     records: dict[str, list[RunRecord]]
-    cut_down_hosts: int = 0
 
 
 @disk_errors_said()
 def judge(
     directory: Path,
     hosts: Sequence[str] | None = None,
-    whole_bytes: int = 0,
+    whole_bytes: int | None = None,
     each: Callable[[Sequence[RunRecord]], None] | None = None,
 ) -> Judged:
     """Judge a campaign from its records, one host after the other; with `hosts` as if it had these alone.
 
-    Records are kept without what only gates read; the first `whole_bytes` of them as they are. `each` is given every
-    host's whole records in turn. Raises UnusableInput for records that can't be used.
+    Records are kept without what only gates read. For a report (`whole_bytes`) the first so many bytes of them stay as
+    they are, and those of the first host by name and of the one whose ladder the verdict has. `each` is given
+    every host's whole records in turn. Raises UnusableInput for records that can't be used.
     """
-    with _without_collector():
+    with without_collector():
         outline = Outline(directory)
         refuse_runs_without_record(directory)
         outline.refuse_strangers()
-        left = whole_bytes
-        outcomes, records, plans, cut_down_hosts = {}, {}, [], 0
+        left, cut = whole_bytes or 0, set()
+        outcomes, records, plans = {}, {}, []
         for host in outline.hosts if hosts is None else hosts:
             campaign, digest = outline.of(host)
             found = read_host_records(directory, host, campaign, {host: digest})
@@ -212,15 +214,26 @@ def judge(
                 each(found)
             outcome = judge_planned(campaign.plan.protocol, host, found, campaign.plan, prices=campaign.prices)
             left -= size_of_records(directory, host) if left > 0 else 0
-            kept = found if left > 0 else [cut_down(record) for record in found]
+            kept = found
+            if left <= 0:
+                kept = [cut_down(record, PAGE_ROLES) for record in found]
+                cut.add(host)
             outcomes[host] = _over(outcome, kept)
             records[host] = kept
-            cut_down_hosts += kept is not found
             first, *others = campaign.plan.hosts[0].runs
             plans.append(replace(campaign.plan.hosts[0], runs=[first, *(replace(run, phases=[]) for run in others)]))
         verdict = _verdict(outline, outcomes, records, hosts is None)
+        for host in _of_one_run(verdict, records) & cut if whole_bytes is not None else ():
+            campaign, digest = outline.of(host)
+            records[host] = read_host_records(directory, host, campaign, {host: digest})
         campaign = outline.campaign
-        return Judged(replace(campaign, plan=replace(campaign.plan, hosts=plans)), verdict, records, cut_down_hosts)
+        return Judged(replace(campaign, plan=replace(campaign.plan, hosts=plans)), verdict, records)
+
+
+def _of_one_run(verdict: Verdict, records: Mapping[str, Sequence[RunRecord]]) -> set[str]:
+    """The hosts of which a report shows one run: its requests, its configuration, its time line."""
+    with_records = sorted(host for host, found in records.items() if found)[:1]
+    return {*with_records, *([verdict.ladder.host] if verdict.ladder is not None else [])}
 
 
 def _over(outcome: HostOutcome, records: Sequence[RunRecord]) -> HostOutcome:
@@ -310,16 +323,16 @@ def digest_path(summary: Path) -> Path:
     return summary.with_name(f"{summary.name}.sha256")
 
 
-def cut_down(record: RunRecord) -> RunRecord:
-    """The record without what only gates read."""
+def cut_down(record: RunRecord, roles: Sequence[str] = ROLES_KEPT) -> RunRecord:
+    """The record without what only gates read; of scrapes these roles stay."""
     resolved = record.resolved
     if resolved is not None:
         resolved = replace(resolved, config={}, cache_config={}, log_facts={}, listening=[])
-    return replace(record, resolved=resolved, phases=[_cut_phase(phase) for phase in record.phases], files={})
+    return replace(record, resolved=resolved, phases=[_cut_phase(phase, roles) for phase in record.phases], files={})
 
 
-def _cut_phase(phase: PhaseRecord) -> PhaseRecord:
-    before, after = ({r: values[r] for r in ROLES_KEPT if r in values} for values in (phase.before, phase.after))
+def _cut_phase(phase: PhaseRecord, roles: Sequence[str]) -> PhaseRecord:
+    before, after = ({r: values[r] for r in roles if r in values} for values in (phase.before, phase.after))
     return replace(phase, before=before, after=after, requests=[], pressure=[], metrics_caveats=[])
 
 
@@ -351,12 +364,12 @@ def verdict_of(directory: Path) -> Verdict:
     Raises UnusableInput for a summary that is missing, truncated, edited, of another campaign, or older than the host's
     records, and for a record that was truncated or edited.
     """
-    with _without_collector():
+    with without_collector():
         return _from_summaries(directory)
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """Nothing read here refers in a circle, and the collector would look through all hosts again for each few more."""
     was = gc.isenabled()
     gc.disable()

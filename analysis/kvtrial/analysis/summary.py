@@ -6,7 +6,7 @@ from typing import Any
 import pandas
 
 from kvtrial.analysis.metrics import delta
-from kvtrial.record.exposition import metric_table
+from kvtrial.record.exposition import accumulating_roles
 from kvtrial.record.record import PhaseRecord, RunRecord
 
 RUN_COLUMNS = (
@@ -39,7 +39,7 @@ FLAGS = frozenset({"spare"})
 
 def columns() -> list[str]:
     """The columns in order; one `delta_<role>` for every role that accumulates."""
-    deltas = [f"delta_{role}" for role, entry in metric_table().values.items() if entry.accumulates]
+    deltas = [f"delta_{role}" for role in accumulating_roles()]
     return [*RUN_COLUMNS, *PHASE_COLUMNS, *RUN_MEASURES, *deltas]
 
 
@@ -79,7 +79,5 @@ def _of_phase(phase: PhaseRecord) -> dict[str, Any]:
     row["phase"], row["phase_seconds"] = phase.name, phase.seconds
     row["dispatch_lag_p95_seconds"] = phase.card.dispatch_lag_p95_seconds
     row["client_cpu_cores"] = phase.card.client_cpu_share
-    for role, entry in metric_table().values.items():
-        if entry.accumulates:
-            row[f"delta_{role}"] = delta(phase, role)
+    row.update((f"delta_{role}", delta(phase, role)) for role in accumulating_roles())
     return row

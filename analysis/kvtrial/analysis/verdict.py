@@ -22,7 +22,7 @@ from kvtrial.analysis.hostverdict import (
 from kvtrial.analysis.ladder import host_ladder, no_cost
 from kvtrial.analysis.laddering import with_ladder_gates
 from kvtrial.analysis.metrics import find_metric
-from kvtrial.analysis.mixes import declared_shares, saturated_phases
+from kvtrial.analysis.mixes import declared_shares, prompt_tokens, saturated_phases
 from kvtrial.analysis.oddhost import class_of, odd_notes, sentences
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.recommend import NEVER_PREEMPTED, caveats_of, recommend
@@ -369,7 +369,8 @@ def _break_even(
     shares = declared_shares(protocol)
     if own is None and len(set(shares.values())) == 1:
         own = next(iter(shares.values()))
-    return break_even(pairs, declared["arm"], declared["against"], declared["hit"], declared["miss"], own, shares)
+    arm, against, hit = declared["arm"], declared["against"], declared["hit"]
+    return break_even(pairs, arm, against, hit, declared["miss"], own, shares, prompt_tokens(protocol, hit))
 
 
 # ------------------------------------------------------------------------------------------------------- the rest

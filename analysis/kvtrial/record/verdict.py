@@ -150,7 +150,8 @@ class BreakEven(Struct, frozen=True):
     """The share of requests that must return to an evicted prefix for the tier to pay: cost / (gain + cost).
 
     It is computed from a return and a miss by themselves; `found` is the one measured by a sweep of shares, if any.
-    `hit` is the phase whose returns were measured: a share holds for prefixes of that phase's length.
+    `hit` is the phase whose returns were measured: a share holds for prefixes of that phase's length, `prefix_tokens`
+    where all of them have one. It is of `arm` against `against`, which need not be the arms of the primary comparison.
     """
 
     hit_share: float | None
@@ -163,6 +164,9 @@ class BreakEven(Struct, frozen=True):
     note: str
     found: FoundBreakEven | None = None
     hit: str = ""
+    arm: str = ""
+    against: str = ""
+    prefix_tokens: int | None = None
 
 
 class TimeBudget(Struct, frozen=True):
