@@ -375,12 +375,15 @@ def _batches(sizes: Sequence[tuple[str, int]]) -> Iterator[tuple[str, str]]:
         yield batch[0], batch[-1]
 
 
-def left_out_of(files: list[Path], host: str | None = None) -> dict[str, list[str]]:
-    """Host → nights on which it was INVALID."""
+def invalid_nights_of(files: list[Path], host: str | None = None) -> dict[str, dict[str, list[str]]]:
+    """Protocol → host → nights on which it was INVALID."""
     filters = [("word", "==", "INVALID"), *([("host", "==", host)] if host else [])]
-    frame = _read(files, filters, ["host", "night"])
-    pairs = frame[["host", "night"]].drop_duplicates().sort_values(["host", "night"])
-    return {str(name): [str(night) for night in nights] for name, nights in pairs.groupby("host")["night"]}
+    columns = ["protocol", "host", "night"]
+    frame = _read(files, filters, columns)[columns].drop_duplicates().sort_values(columns)
+    found: dict[str, dict[str, list[str]]] = {}
+    for protocol, name, night in frame.itertuples(index=False):
+        found.setdefault(str(protocol), {}).setdefault(str(name), []).append(str(night))
+    return found
 
 
 def _refuse_others(columns: list[str], files: list[Path]) -> None:
