@@ -19,6 +19,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import statistics
 import tarfile
 import time
@@ -206,7 +207,9 @@ def _prepare(request: Request, plan: Plan, traces: Traces) -> dict[str, Any]:
         return {"campaign": None, "directory": None, "resumed": False, "complete": False, "plan_sha256": digest,
                 "plans": {}, "traces": {}, "announcement": announcement(request, plan, None, traces)}  # fmt: skip
     results = Path(request.results_dir)
-    results.mkdir(parents=True, exist_ok=True)
+    if not results.is_dir():
+        results.mkdir(parents=True, exist_ok=True)
+        _let_others_pass(results)
     unfinished = None if request.new_campaign else _unfinished(results, plan)
     if unfinished is not None and len(unfinished.plan.hosts) < len(plan.hosts):
         unfinished = _joined(results, unfinished, request, plan)
@@ -355,8 +358,14 @@ def _new_folder(results: Path, name: str) -> str:
             (results / chosen).mkdir()
         except FileExistsError:
             continue
+        _let_others_pass(results / chosen)
         return chosen
     raise AssertionError
+
+
+def _let_others_pass(folder: Path) -> None:
+    """Let every account reach metrics.prom, which node_exporter reads; what else is made there keeps to the umask."""
+    folder.chmod(stat.S_IMODE(folder.stat().st_mode) | 0o055)
 
 
 def _asked(request: Request) -> Asked:
