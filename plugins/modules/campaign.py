@@ -45,6 +45,10 @@ options:
     description: Hosts that are to be started next; required with O(action=stage).
     type: list
     elements: str
+  gone:
+    description: Hosts that this command has no more to do with, ended or given up; with O(action=stage).
+    type: list
+    elements: str
   archive:
     description: The archive of one host's runs; required with O(action=collect).
     type: path
@@ -211,7 +215,9 @@ def perform(campaign, parameters, check_mode):
         taken = campaign.collect(parameters["directory"], parameters["host"], parameters["archive"], state)
         return dict(taken, changed=bool(taken.get("added", True)))
     if action == "stage":
-        return dict(campaign.next_stage(parameters["directory"], parameters["hosts"]), changed=False)
+        return dict(
+            campaign.next_stage(parameters["directory"], parameters["hosts"], parameters["gone"] or []), changed=False
+        )
     if action == "find":
         return dict(campaign.find(parameters["directory"]), changed=False)
     if action == "retire":
@@ -234,6 +240,7 @@ def main():
             "archive": {"type": "path"},
             "state": {"type": "dict"},
             "hosts": {"type": "list", "elements": "str"},
+            "gone": {"type": "list", "elements": "str"},
             "lost_hosts": {"type": "list", "elements": "str"},
             "since_monotonic_seconds": {"type": "float"},
             "landed": {"type": "list", "elements": "path"},

@@ -40,7 +40,7 @@ from kvtrial.analysis.compare import margin_of
 from kvtrial.analysis.inputs import Request, read_request
 from kvtrial.analysis.laddering import ladder_lines
 from kvtrial.analysis.metrics import find_metric
-from kvtrial.analysis.plan import PROMPT_ONLY, findings, for_host, make_plan, requested_protocol
+from kvtrial.analysis.plan import PROMPT_ONLY, VISITS_MISSED, findings, for_host, make_plan, requested_protocol
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.protocols import is_path, with_sizes
 from kvtrial.analysis.stages import part_of, read_stopped, remember, stop_sentence
@@ -50,7 +50,7 @@ from kvtrial.analysis.traces import TRACES_FOLDER, read_traces, trace_sentence
 from kvtrial.analysis.verdict import LEAST_SHARE_OF_HOSTS
 from kvtrial.analysis.workloads import Traces
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.plan import Plan, canonical_json, files_of_traces, plan_sha256
+from kvtrial.record.plan import HostPlan, Plan, canonical_json, files_of_traces, plan_sha256
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import PhaseRecord, RunRecord
 from kvtrial.record.store import (
@@ -89,6 +89,8 @@ KEPT_OF_A_HOST = (
     "client_cpus",
 )  # fmt: skip
 """Settings of a host that a command line may give as well and that change what is run."""
+LEAST_VISITS_MISSED = 2
+"""Of VISITS_MISSED: for so many at the least a host program of a campaign that is gone on with must wait."""
 RUN_NAME = re.compile(r"p\d{2,}-\d+-[A-Za-z0-9_]+")
 
 
@@ -202,15 +204,18 @@ def prepare(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepare(request: Request, plan: Plan, traces: Traces) -> dict[str, Any]:
-    digest = plan_sha256(plan)
     if request.dry_run:
-        return {"campaign": None, "directory": None, "resumed": False, "complete": False, "plan_sha256": digest,
-                "plans": {}, "traces": {}, "announcement": announcement(request, plan, None, traces)}  # fmt: skip
+        return {"campaign": None, "directory": None, "resumed": False, "complete": False,
+                "plan_sha256": plan_sha256(plan), "plans": {}, "traces": {},
+                "announcement": announcement(request, plan, None, traces)}  # fmt: skip
     results = Path(request.results_dir)
     if not results.is_dir():
         results.mkdir(parents=True, exist_ok=True)
         _let_others_pass(results)
     unfinished = None if request.new_campaign else _unfinished(results, plan)
+    if unfinished is not None:
+        plan = _as_patient_as(unfinished.plan, plan)
+    digest = plan_sha256(plan)
     if unfinished is not None and len(unfinished.plan.hosts) < len(plan.hosts):
         unfinished = _joined(results, unfinished, request, plan)
     if unfinished is not None and unfinished.plan_sha256 != digest:
@@ -242,6 +247,23 @@ def _prepare(request: Request, plan: Plan, traces: Traces) -> dict[str, Any]:
         "traces": shipped,
         "announcement": announcement(request, plan, directory if unfinished else None, traces),
     }
+
+
+def _as_patient_as(before: Plan, plan: Plan) -> Plan:
+    """The plan with the controller_gone_seconds of one that is gone on with.
+
+    They follow the size of the inventory and the pauses between sweeps, and say nothing of what is measured. It stays
+    as it is where a host program would then end beside a controller that comes by as often as this one.
+    """
+    were = {host.host: host.limits.controller_gone_seconds for host in before.hosts}
+
+    def as_before(host: HostPlan) -> HostPlan:
+        was, now = were.get(host.host), host.limits.controller_gone_seconds
+        if was is None or (host.if_controller_gone == "stop" and was * VISITS_MISSED < now * LEAST_VISITS_MISSED):
+            return host
+        return msgspec.structs.replace(host, limits=msgspec.structs.replace(host.limits, controller_gone_seconds=was))
+
+    return msgspec.structs.replace(plan, hosts=[as_before(host) for host in plan.hosts])
 
 
 def _keep_traces(traces: Traces, directory: Path) -> None:
@@ -794,19 +816,25 @@ def analyze(directory: Path) -> Verdict:
 
 
 @disk_errors_said()
-def next_stage(directory_name: str, hosts: Sequence[str]) -> dict[str, Any]:
+def next_stage(directory_name: str, hosts: Sequence[str], gone: Sequence[str] = ()) -> dict[str, Any]:
     """Whether these hosts may be started, after what the others gave so far. Returns go, reason (empty: go).
 
-    Asked so far are hosts with records, and those whose program ended without any.
+    Asked so far are hosts with records, those whose program ended without any, and those of `gone` (hosts that this
+    command has no more to do with) whose program has not ended: they were given up.
     """
     from kvtrial.analysis.summaries import Outline, judge
 
     directory = Path(directory_name)
     outline = Outline(directory)
     ended = {state.host for state in _host_states(directory) if state.state in ("finished", "failed")}
-    asked = [h for h in outline.hosts if h not in hosts and (h in ended or _finished_runs(directory, h))]
-    reason = stop_sentence(judge(directory, asked).verdict, len(outline.hosts)) if asked else ""
-    remember(directory, reason, asked)
+    others = [host for host in outline.hosts if host not in hosts]
+    lost = [host for host in others if host in gone and host not in ended]
+    asked = [h for h in others if h not in lost and (h in ended or _finished_runs(directory, h))]
+    reason = ""
+    if asked or lost:
+        answered = judge(directory, asked).verdict.hosts if asked else []
+        reason = stop_sentence(answered, len(outline.hosts), lost)
+    remember(directory, reason, [*asked, *lost])
     return {"go": not reason, "reason": reason}
 
 
