@@ -30,6 +30,10 @@ options:
   project_dir:
     description: The project's checkout; its commit is recorded.
     type: path
+  summaries:
+    description: Whether hosts' summaries are written, so that the history needs no records; with O(action=conclude).
+    type: bool
+    default: false
   since_monotonic_seconds:
     description:
       - What an earlier step returned as RV(monotonic_seconds). With O(action=prepare) the time since then is recorded
@@ -226,7 +230,8 @@ def perform(campaign, parameters, check_mode):
     since = parameters["since_monotonic_seconds"]
     passed = None if since is None else time.monotonic() - since
     lost = {"lost_hosts": sorted(parameters["lost_hosts"])} if parameters["lost_hosts"] else {}
-    return dict(campaign.conclude(parameters["directory"], passed, **lost), changed=True)
+    summaries = bool(parameters["summaries"])
+    return dict(campaign.conclude(parameters["directory"], passed, summaries=summaries, **lost), changed=True)
 
 
 def main():
@@ -242,6 +247,7 @@ def main():
             "hosts": {"type": "list", "elements": "str"},
             "gone": {"type": "list", "elements": "str"},
             "lost_hosts": {"type": "list", "elements": "str"},
+            "summaries": {"type": "bool", "default": False},
             "since_monotonic_seconds": {"type": "float"},
             "landed": {"type": "list", "elements": "path"},
             "keep_nights": {"type": "int"},

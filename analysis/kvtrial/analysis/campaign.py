@@ -855,7 +855,7 @@ def write_verdict(directory: Path, verdict: Verdict) -> None:
 @disk_errors_said()
 def write_outputs(
     directory: Path,
-    verdict: Verdict,
+    verdict: Verdict | None = None,
     *,
     language: str = "en",
     history: "History | None" = None,
@@ -865,22 +865,29 @@ def write_outputs(
 ) -> None:
     """Write verdict.json, summary.csv/.parquet, metrics.prom, report.html and brief.md.
 
-    `language`, `history`: of the report. `beside`: fits over lengths of other campaigns, shown with its own.
-    `arguments`: those of kvtrial report that gave them, for whoever makes the page again. `archive`: what the campaign
-    is kept in, where the page is read without its folder.
+    `verdict` None: as its records say. `language`, `history`: of the report. `beside`: fits over lengths of other
+    campaigns, shown with its own. `arguments`: those of kvtrial report that gave them, for whoever makes the page
+    again. `archive`: what the campaign is kept in, where the page is read without its folder.
     """
     judged, frames = _judged_with_table(directory)
-    _write_outputs(directory, verdict, judged, frames, language, history, beside, arguments, archive)
+    _write_outputs(directory, verdict or judged.verdict, judged, frames, language, history, beside, arguments, archive)
 
 
-def _judged_with_table(directory: Path) -> "tuple[Judged, list[DataFrame]]":
-    """The campaign with whole records as far as WHOLE_BYTES goes, and the rows of summary.csv of each host."""
+def _judged_with_table(directory: Path, summaries: bool = False) -> "tuple[Judged, list[DataFrame]]":
+    """The campaign with whole records as far as WHOLE_BYTES goes, and the rows of summary.csv of each host.
+
+    `summaries`: write those of the hosts as well.
+    """
     # pandas and matplotlib take over a second to import: planning and sweeping go without.
     from kvtrial.analysis.summaries import WHOLE_BYTES, judge
     from kvtrial.analysis.summary import to_frame
 
     frames: list[Any] = []
-    return judge(directory, whole_bytes=WHOLE_BYTES, each=lambda records: frames.append(to_frame(records))), frames
+
+    def into_table(records: "Sequence[RunRecord]") -> None:
+        frames.append(to_frame(records))
+
+    return judge(directory, whole_bytes=WHOLE_BYTES, each=into_table, summaries=summaries), frames
 
 
 def _write_outputs(
@@ -964,12 +971,16 @@ def _history_beside(directory: Path, protocol: str) -> "History | None":
 
 @disk_errors_said()
 def conclude(
-    directory_name: str, passed_seconds: float | None = None, lost_hosts: Sequence[str] | None = None
+    directory_name: str,
+    passed_seconds: float | None = None,
+    lost_hosts: Sequence[str] | None = None,
+    summaries: bool = False,
 ) -> dict[str, Any]:
     """Analyse, write every output, and say how the command should end.
 
     `passed_seconds`: since the command that ran the whole campaign began, installs included; None for a resumed one.
-    `lost_hosts`: hosts of the inventory that could not be planned; kept in lost.json, None: as kept there.
+    `lost_hosts`: hosts of the inventory that could not be planned; kept in lost.json, None: as kept there. `summaries`:
+    write those of the hosts as well, for who asks again.
     Returns exit_status (0 verdict, 2 not finished, 3 INCONCLUSIVE, 4 INVALID), verdict, answer [lines], cause, report.
     A fleet of which at least four fifths are finished ends as its verdict says; `cause` names the others.
     """
@@ -983,7 +994,7 @@ def conclude(
         write_atomically(directory / "duration.json", msgspec.json.encode(took))
     if lost_hosts is not None:
         write_atomically(directory / "lost.json", msgspec.json.encode(sorted(set(lost_hosts) - set(outline.hosts))))
-    judged, frames = _judged_with_table(directory)
+    judged, frames = _judged_with_table(directory, summaries)
     verdict = judged.verdict
     try:
         _into_history(directory, judged)
