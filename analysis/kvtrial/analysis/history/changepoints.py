@@ -98,7 +98,7 @@ def told_from(series: Mapping[Key, Nightly], least_steps: Mapping[Key, float]) -
 
     Not in it are series of which nothing is told: of two nights or fewer, of eight or more, or without a least step.
     """
-    split = {key: (series[key], found) for key in least_steps if (found := best_split(series[key])) is not None}
+    split = {key: (series[key], best) for key in least_steps if (best := best_split(series[key])) is not None}
     told = {key: _between_nights(*of) for key, of in split.items()}
     squares, freedom = sum(v * free for v, free in told.values()), sum(free for _, free in told.values())
     found = {}
