@@ -1,5 +1,5 @@
 # Licensed under the Apache License, Version 2.0
-"""Filters odd_hosts, unlike_pins and unlike_fleet; documented beside."""
+"""Filters odd_hosts, unlike_pins, unlike_fleet and unlike_hosts; documented beside."""
 
 from __future__ import annotations
 
@@ -61,6 +61,28 @@ def unlike_fleet(hosts, pins, may_differ=(), failed=None):
     return sentences + odd_hosts(hosts, told)
 
 
+def unlike_hosts(hosts, pins, may_differ=()):
+    """{host: sentence} of the hosts that are to be left out so that the rest is one instrument.
+
+    A host that differs from its pins; and of those that don't, each that differs from the value of most. Where none has
+    a majority every host is named. Arguments as in unlike_fleet.
+    """
+    unlike = {host: unlike_pins(values, pins.get(host, {}), may_differ) for host, values in hosts.items()}
+    rest = {host: hosts[host] for host, sentences in unlike.items() if not sentences}
+    for name in [name for name in dict.fromkeys(name for v in rest.values() for name in v) if name not in may_differ]:
+        found = {host: values[name] for host, values in rest.items() if name in values}
+        counted = Counter(map(str, found.values())).most_common()
+        if len(counted) < 2:
+            continue
+        usual, times = counted[0]
+        is_usual = times * 2 > len(found)
+        for host, value in found.items():
+            if not (is_usual and str(value) == usual):
+                others = "most hosts have %s" % _said(usual) if is_usual else "the hosts have %d" % len(counted)
+                unlike[host].append("%s is %s, %s" % (name, _said(value), others))
+    return {host: "; ".join(sentences) for host, sentences in unlike.items() if sentences}
+
+
 def _unlike(values, pins, may_differ):
     return [
         name
@@ -77,4 +99,9 @@ class FilterModule:
     """Filters of this collection."""
 
     def filters(self):
-        return {"odd_hosts": odd_hosts, "unlike_pins": unlike_pins, "unlike_fleet": unlike_fleet}
+        return {
+            "odd_hosts": odd_hosts,
+            "unlike_pins": unlike_pins,
+            "unlike_fleet": unlike_fleet,
+            "unlike_hosts": unlike_hosts,
+        }

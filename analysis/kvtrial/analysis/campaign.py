@@ -19,6 +19,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import statistics
 import tarfile
 import time
@@ -39,7 +40,7 @@ from kvtrial.analysis.compare import margin_of
 from kvtrial.analysis.inputs import Request, read_request
 from kvtrial.analysis.laddering import ladder_lines
 from kvtrial.analysis.metrics import find_metric
-from kvtrial.analysis.plan import PROMPT_ONLY, findings, for_host, make_plan, requested_protocol
+from kvtrial.analysis.plan import PROMPT_ONLY, VISITS_MISSED, findings, for_host, make_plan, requested_protocol
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.protocols import is_path, with_sizes
 from kvtrial.analysis.stages import part_of, read_stopped, remember, stop_sentence
@@ -49,7 +50,7 @@ from kvtrial.analysis.traces import TRACES_FOLDER, read_traces, trace_sentence
 from kvtrial.analysis.verdict import LEAST_SHARE_OF_HOSTS
 from kvtrial.analysis.workloads import Traces
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.plan import Plan, canonical_json, files_of_traces, plan_sha256
+from kvtrial.record.plan import HostPlan, Plan, canonical_json, files_of_traces, plan_sha256
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import PhaseRecord, RunRecord
 from kvtrial.record.store import (
@@ -86,6 +87,8 @@ KEPT_OF_A_HOST = (
     "client_cpus",
 )  # fmt: skip
 """Settings of a host that a command line may give as well and that change what is run."""
+LEAST_VISITS_MISSED = 2
+"""Of VISITS_MISSED: for so many at the least a host program of a campaign that is gone on with must wait."""
 RUN_NAME = re.compile(r"p\d{2,}-\d+-[A-Za-z0-9_]+")
 
 
@@ -199,13 +202,18 @@ def prepare(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepare(request: Request, plan: Plan, traces: Traces) -> dict[str, Any]:
-    digest = plan_sha256(plan)
     if request.dry_run:
-        return {"campaign": None, "directory": None, "resumed": False, "complete": False, "plan_sha256": digest,
-                "plans": {}, "traces": {}, "announcement": announcement(request, plan, None, traces)}  # fmt: skip
+        return {"campaign": None, "directory": None, "resumed": False, "complete": False,
+                "plan_sha256": plan_sha256(plan), "plans": {}, "traces": {},
+                "announcement": announcement(request, plan, None, traces)}  # fmt: skip
     results = Path(request.results_dir)
-    results.mkdir(parents=True, exist_ok=True)
+    if not results.is_dir():
+        results.mkdir(parents=True, exist_ok=True)
+        _let_others_pass(results)
     unfinished = None if request.new_campaign else _unfinished(results, plan)
+    if unfinished is not None:
+        plan = _as_patient_as(unfinished.plan, plan)
+    digest = plan_sha256(plan)
     if unfinished is not None and len(unfinished.plan.hosts) < len(plan.hosts):
         unfinished = _joined(results, unfinished, request, plan)
     if unfinished is not None and unfinished.plan_sha256 != digest:
@@ -237,6 +245,23 @@ def _prepare(request: Request, plan: Plan, traces: Traces) -> dict[str, Any]:
         "traces": shipped,
         "announcement": announcement(request, plan, directory if unfinished else None, traces),
     }
+
+
+def _as_patient_as(before: Plan, plan: Plan) -> Plan:
+    """The plan with the controller_gone_seconds of one that is gone on with.
+
+    They follow the size of the inventory and the pauses between sweeps, and say nothing of what is measured. It stays
+    as it is where a host program would then end beside a controller that comes by as often as this one.
+    """
+    were = {host.host: host.limits.controller_gone_seconds for host in before.hosts}
+
+    def as_before(host: HostPlan) -> HostPlan:
+        was, now = were.get(host.host), host.limits.controller_gone_seconds
+        if was is None or (host.if_controller_gone == "stop" and was * VISITS_MISSED < now * LEAST_VISITS_MISSED):
+            return host
+        return msgspec.structs.replace(host, limits=msgspec.structs.replace(host.limits, controller_gone_seconds=was))
+
+    return msgspec.structs.replace(plan, hosts=[as_before(host) for host in plan.hosts])
 
 
 def _keep_traces(traces: Traces, directory: Path) -> None:
@@ -353,8 +378,14 @@ def _new_folder(results: Path, name: str) -> str:
             (results / chosen).mkdir()
         except FileExistsError:
             continue
+        _let_others_pass(results / chosen)
         return chosen
     raise AssertionError
+
+
+def _let_others_pass(folder: Path) -> None:
+    """Let every account reach metrics.prom, which node_exporter reads; what else is made there keeps to the umask."""
+    folder.chmod(stat.S_IMODE(folder.stat().st_mode) | 0o055)
 
 
 def _asked(request: Request) -> Asked:
@@ -789,19 +820,25 @@ def analyze(directory: Path) -> Verdict:
 
 
 @disk_errors_said()
-def next_stage(directory_name: str, hosts: Sequence[str]) -> dict[str, Any]:
+def next_stage(directory_name: str, hosts: Sequence[str], gone: Sequence[str] = ()) -> dict[str, Any]:
     """Whether these hosts may be started, after what the others gave so far. Returns go, reason (empty: go).
 
-    Asked so far are hosts with records, and those whose program ended without any.
+    Asked so far are hosts with records, those whose program ended without any, and those of `gone` (hosts that this
+    command has no more to do with) whose program has not ended: they were given up.
     """
     from kvtrial.analysis.summaries import Outline, judge
 
     directory = Path(directory_name)
     outline = Outline(directory)
     ended = {state.host for state in _host_states(directory) if state.state in ("finished", "failed")}
-    asked = [h for h in outline.hosts if h not in hosts and (h in ended or _finished_runs(directory, h))]
-    reason = stop_sentence(judge(directory, asked).verdict, len(outline.hosts)) if asked else ""
-    remember(directory, reason, asked)
+    others = [host for host in outline.hosts if host not in hosts]
+    lost = [host for host in others if host in gone and host not in ended]
+    asked = [h for h in others if h not in lost and (h in ended or _finished_runs(directory, h))]
+    reason = ""
+    if asked or lost:
+        answered = judge(directory, asked).verdict.hosts if asked else []
+        reason = stop_sentence(answered, len(outline.hosts), lost)
+    remember(directory, reason, [*asked, *lost])
     return {"go": not reason, "reason": reason}
 
 
@@ -850,7 +887,8 @@ class _ForAPage(msgspec.Struct, frozen=True):
     first_tokens: "dict[tuple[str, str], Any]"
 
 
-def _judged_for_a_page(directory: Path) -> _ForAPage:
+def _judged_for_a_page(directory: Path, summaries: bool = False) -> _ForAPage:
+    """`summaries`: write those of the hosts as well."""
     # pandas and matplotlib take over a second to import: planning and sweeping go without.
     from kvtrial.analysis.firsttokens import deciding_phase, first_tokens_of_runs
     from kvtrial.analysis.summaries import WHOLE_BYTES, Outline, judge
@@ -864,7 +902,8 @@ def _judged_for_a_page(directory: Path) -> _ForAPage:
         frames.append(to_frame(records))
         first_tokens.update(first_tokens_of_runs(records, phase))
 
-    return _ForAPage(judge(directory, whole_bytes=WHOLE_BYTES, each=look), frames, first_tokens)
+    judged = judge(directory, whole_bytes=WHOLE_BYTES, each=look, summaries=summaries)
+    return _ForAPage(judged, frames, first_tokens)
 
 
 def _write_outputs(
@@ -937,12 +976,16 @@ def _history_beside(directory: Path, protocol: str) -> "History | None":
 
 @disk_errors_said()
 def conclude(
-    directory_name: str, passed_seconds: float | None = None, lost_hosts: Sequence[str] | None = None
+    directory_name: str,
+    passed_seconds: float | None = None,
+    lost_hosts: Sequence[str] | None = None,
+    summaries: bool = False,
 ) -> dict[str, Any]:
     """Analyse, write every output, and say how the command should end.
 
     `passed_seconds`: since the command that ran the whole campaign began, installs included; None for a resumed one.
-    `lost_hosts`: hosts of the inventory that could not be planned; kept in lost.json, None: as kept there.
+    `lost_hosts`: hosts of the inventory that could not be planned; kept in lost.json, None: as kept there. `summaries`:
+    write those of the hosts as well, for who asks again.
     Returns exit_status (0 verdict, 2 not finished, 3 INCONCLUSIVE, 4 INVALID), verdict, answer [lines], cause, report.
     A fleet of which at least four fifths are finished ends as its verdict says; `cause` names the others.
     """
@@ -956,7 +999,7 @@ def conclude(
         write_atomically(directory / "duration.json", msgspec.json.encode(took))
     if lost_hosts is not None:
         write_atomically(directory / "lost.json", msgspec.json.encode(sorted(set(lost_hosts) - set(outline.hosts))))
-    made = _judged_for_a_page(directory)
+    made = _judged_for_a_page(directory, summaries)
     verdict = made.judged.verdict
     try:
         _into_history(directory, made.judged)

@@ -8,6 +8,7 @@ thousand hosts needs no record then.
 
 import gc
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import zstandard
 from msgspec import Struct
 from msgspec.structs import replace
 
+import kvtrial
 from kvtrial.analysis.campaign import (
     Campaign,
     campaign_seconds_of,
@@ -57,7 +59,8 @@ _LEVEL = 6
 class HostSummary(Struct, frozen=True):
     """What is left of a host for the fleet's verdict.
 
-    `valid`: pair → arm → run. `digests`: run → sha256 of its record.
+    `valid`: pair → arm → run. `digests`: run → sha256 of its record. `looks`: run → `look_of` its folder before it was
+    read. `release`: of kvtrial, which judged.
     """
 
     schema_version: str
@@ -72,6 +75,8 @@ class HostSummary(Struct, frozen=True):
     spares_unused: list[int]
     records: list[RunRecord]
     digests: dict[str, str]
+    looks: dict[str, str] = {}
+    release: str = ""
 
     def outcome(self) -> HostOutcome:
         """As it was judged, over records that are cut down."""
@@ -194,12 +199,14 @@ def judge(
     hosts: Sequence[str] | None = None,
     whole_bytes: int | None = None,
     each: Callable[[Sequence[RunRecord]], None] | None = None,
+    summaries: bool = False,
 ) -> Judged:
     """Judge a campaign from its records, one host after the other; with `hosts` as if it had these alone.
 
     Records are kept without what only gates read. For a report (`whole_bytes`) the first so many bytes of them stay as
     they are, and those of the first host by name and of the one whose ladder the verdict has. `each` is given
-    every host's whole records in turn. Raises UnusableInput for records that can't be used.
+    every host's whole records in turn. `summaries`: write those of the hosts as well. Raises UnusableInput for records
+    that can't be used.
     """
     with without_collector():
         outline = Outline(directory)
@@ -209,6 +216,7 @@ def judge(
         outcomes, records, plans = {}, {}, []
         for host in outline.hosts if hosts is None else hosts:
             campaign, digest = outline.of(host)
+            looks = _looks(directory, host) if summaries else {}
             found = read_host_records(directory, host, campaign, {host: digest})
             if each is not None:
                 each(found)
@@ -218,6 +226,9 @@ def judge(
             if left <= 0:
                 kept = [cut_down(record, PAGE_ROLES) for record in found]
                 cut.add(host)
+            if summaries:
+                few = [cut_down(record) for record in kept]
+                _write_summary(directory, campaign.campaign, outcome, few, looks)
             outcomes[host] = _over(outcome, kept)
             records[host] = kept
             first, *others = campaign.plan.hosts[0].runs
@@ -291,12 +302,23 @@ def _some(hosts: Sequence[str], most: int = 8) -> str:
 def summarise_host(outline: Outline, host: str) -> Path:
     """Judge one host from its records and write its summary. Raises UnusableInput for records that can't be used."""
     campaign, digest = outline.of(host)
-    folder = outline.directory / "runs" / host
+    looks = _looks(outline.directory, host)
     records = read_host_records(outline.directory, host, campaign, {host: digest})
     outcome = judge_planned(campaign.plan.protocol, host, records, campaign.plan, prices=campaign.prices)
+    return _write_summary(
+        outline.directory, campaign.campaign, outcome, [cut_down(record) for record in records], looks
+    )
+
+
+def _write_summary(
+    directory: Path, campaign: str, outcome: HostOutcome, records: list[RunRecord], looks: dict[str, str]
+) -> Path:
+    """Write a host's summary; `records` are cut down."""
+    host = outcome.verdict.host
+    folder = directory / "runs" / host
     summary = HostSummary(
         schema_version=SCHEMA_VERSION,
-        campaign=campaign.campaign,
+        campaign=campaign,
         host=host,
         verdict=outcome.verdict,
         intervals=outcome.intervals,
@@ -305,10 +327,12 @@ def summarise_host(outline: Outline, host: str) -> Path:
         engine_faults=outcome.pairs.engine_faults,
         engine_faulted=outcome.pairs.engine_faulted,
         spares_unused=outcome.pairs.spares_unused,
-        records=[cut_down(record) for record in records],
+        records=records,
         digests={record.run: stated_digest(folder / record.run / "record.sha256") for record in records},
+        looks=looks,
+        release=kvtrial.__version__,
     )
-    path = outline.directory / SUMMARIES / f"{host}.json.zst"
+    path = directory / SUMMARIES / f"{host}.json.zst"
     path.parent.mkdir(exist_ok=True)
     # The digest goes first: a summary that was cut off between the two is refused, and made anew.
     packed = zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.json.encode(summary))
@@ -316,6 +340,36 @@ def summarise_host(outline: Outline, host: str) -> Path:
     write_atomically(digest_path(path), digest_line.encode())
     write_atomically(path, packed)
     return path
+
+
+def _looks(directory: Path, host: str) -> dict[str, str]:
+    """Run → `look_of` its folder, of the runs of a host that are here."""
+    try:
+        with os.scandir(directory / "runs" / host) as entries:
+            return {entry.name: look_of(entry.path) for entry in entries if entry.is_dir() and entry.name[0] == "p"}
+    except FileNotFoundError:
+        return {}
+
+
+def look_of(folder: str) -> str:
+    """What tells without reading that no file of a folder was changed since: a hash of names, sizes, times and inodes.
+
+    Writing a file changes its ctime, which nobody can set: a copy, or an edited file, looks different.
+    """
+    told = hashlib.blake2b(digest_size=16)
+    folders = [folder]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in sorted(entries, key=lambda found: found.name):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                    continue
+                seen = entry.stat()
+                told.update(
+                    f"{entry.path[len(folder) :]} {seen.st_size} {seen.st_mtime_ns} {seen.st_ctime_ns} "
+                    f"{seen.st_dev} {seen.st_ino}\n".encode()
+                )
+    return told.hexdigest()
 
 
 def digest_path(summary: Path) -> Path:
@@ -365,7 +419,18 @@ def verdict_of(directory: Path) -> Verdict:
     records, and for a record that was truncated or edited.
     """
     with without_collector():
-        return _from_summaries(directory)
+        return _from_summaries(directory).verdict
+
+
+@disk_errors_said()
+def judged_before(directory: Path) -> Judged:
+    """As `judge`, from the hosts' summaries where all are here, whole, and of this very release; else from records."""
+    with without_collector():
+        try:
+            return _from_summaries(directory, kvtrial.__version__)
+        except UnusableInput:
+            pass
+    return judge(directory)
 
 
 @contextmanager
@@ -380,7 +445,8 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _from_summaries(directory: Path) -> Verdict:
+def _from_summaries(directory: Path, release: str | None = None) -> Judged:
+    """`release`: which must have made them. The campaign is without its plan's hosts."""
     outline = Outline(directory)
     outline.refuse_strangers()
     campaign = outline.campaign
@@ -392,14 +458,24 @@ def _from_summaries(directory: Path) -> Verdict:
             raise UnusableInput(
                 f"{path} is of host {summary.host} in {summary.campaign}; kvtrial summarise {directory} makes it anew."
             )
+        if release not in (None, summary.release):
+            raise UnusableInput(f"{path} was made by release {summary.release}, this is {release}.")
         _refuse_outdated(directory, path, summary)
         outcomes[host], records[host] = summary.outcome(), summary.records
-    return _verdict(outline, outcomes, records, whole=True)
+    return Judged(campaign, _verdict(outline, outcomes, records, whole=True), records)
 
 
 def _refuse_outdated(directory: Path, path: Path, summary: HostSummary) -> None:
-    there = {found.parent.name: found for found in (directory / "runs" / summary.host).glob("p*/record.sha256")}
-    for run, found in there.items():
+    """Raise UnusableInput for a run that came after the summary, and for a file that does not match its digest.
+
+    What looks as it did when it was summarised is not read again.
+    """
+    for run, look in sorted(_looks(directory, summary.host).items()):
+        if summary.looks.get(run) == look:
+            continue
+        found = directory / "runs" / summary.host / run / "record.sha256"
+        if not found.is_file():
+            continue
         if summary.digests.get(run) != stated_digest(found):
             raise UnusableInput(f"{path} was made before run {run} came; kvtrial summarise {directory} makes it anew.")
         check_digests(found.parent)
