@@ -9,7 +9,7 @@ from ansible_collections.kvtrial.vllm.plugins.module_utils.driver_facts import u
 
 
 def driver_held(packages, version):
-    """Patterns for unattended upgrades to leave alone: each installed package of the driver's version by its whole name.
+    """What unattended upgrades leave alone: each installed package of the driver's version, by its whole name.
 
     packages: {name: version} of the driver's packages, also of companions, which count only at that version.
     """

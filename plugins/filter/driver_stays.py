@@ -9,8 +9,8 @@ from ansible_collections.kvtrial.vllm.plugins.module_utils.driver_facts import C
 def driver_stays(packages, record):
     """Why an installed driver is not removed with this project, in words; empty where this project brought it.
 
-    packages: {name: version} that is installed. record: {found, versions} that a driver's installation leaves (what was there
-    before the first one, and every version brought); None where there was none.
+    packages: {name: version} that is installed. record: {found, versions} that installations leave (what was there
+    before the first, and every version brought); None where there was none.
     """
     if not packages:
         return ""

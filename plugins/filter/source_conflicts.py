@@ -7,7 +7,8 @@ from __future__ import annotations
 def source_conflicts(others, key_sha256, components):
     """Why entries of a repository can't be taken as they are, in words, an entry each; empty where each can.
 
-    others: what driver_info found. key_sha256: of the pinned key; empty where nothing is signed. components: those asked for.
+    others: what driver_info found. key_sha256: of the pinned key; empty where nothing is signed. components: those
+    asked for.
     """
     said = []
     for entry in others:

@@ -1,8 +1,8 @@
 # Licensed under the Apache License, Version 2.0
-"""Which entries of a host's apt sources name a repository, as apt reads them. Standard library only, Python 3.8 and newer.
+"""Which entries of a host's apt sources name a repository, as apt reads them. Standard library only, Python 3.8.
 
-apt takes entries with the same address and suite for one repository, and reads no source at all where their options differ
-("Conflicting values set for option Signed-By"; so apt 2.6.1, asked by tests/ansible/test_apt_sources.py).
+apt takes entries with the same address and suite for one repository, and reads no source at all where their options
+differ ("Conflicting values set for option Signed-By"; so apt 2.6.1, asked by tests/ansible/test_apt_sources.py).
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ def parse_deb822(text):
 
 
 def repository(uri, suite, machine):
-    """What apt tells repositories apart by: the address with its last slash, and the suite, both with $(ARCH) put in."""
+    """What apt tells repositories apart by: address with its last slash, and suite, both with $(ARCH) put in."""
     architecture = ARCHITECTURES.get(machine, machine)
     uri, suite = (word.replace("$(ARCH)", architecture) for word in (uri, suite))
     return (uri if uri.endswith("/") else uri + "/", suite)
 
 
 def others(uri, suite, machine, own="", root="/etc/apt"):
-    """[{file, kinds, components, signed_by, key_sha256, trusted}] of entries for this repository in files other than `own`.
+    """[{file, kinds, components, signed_by, key_sha256, trusted}] of the repository's entries in files but `own`.
 
     key_sha256: that of the file that Signed-By names; None where it names no single file that can be read.
     """

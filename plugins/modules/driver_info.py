@@ -28,7 +28,7 @@ options:
     description: What an installation left, in JSON.
     type: path
   repository:
-    description: A repository of which the entries in apt's sources are returned, C(uri) and C(suite), but for those in C(own).
+    description: C(uri) and C(suite) of a repository; its entries in apt's sources are returned, but for those in C(own)
     type: dict
     default: {}
 attributes:
@@ -52,8 +52,8 @@ facts:
       C(configured) is left, C(kernels) installed, running C(kernel), C(headers), C(dkms), C(secure_boot),
       C(module_version) that is loaded, C(smi_version) and C(smi_error), C(gpus), C(gpu_processes), C(gpu_unknown) (why
       nobody can say whether a GPU is in use; empty otherwise), C(uvm_node), C(nvswitch), C(os), C(architecture),
-      the C(record) (null where there is none), the C(sources) that name the repository, whether dpkg's C(journal) holds what an
-      interrupted run of it noted,
+      the C(record) (null where there is none), the C(sources) that name the repository, whether dpkg's C(journal) holds
+      what an interrupted run of it noted,
       C(systemd) (whether it runs, and may be told anything, which takes root), C(apt_lock), the sha256 of C(files) and
       the state of C(units).
   returned: always

@@ -1,4 +1,4 @@
-"""Entries of apt's sources for one repository, as the real apt takes them: which stop it, which are taken, which are in the way."""
+"""Entries of apt's sources for one repository, as the real apt takes them: which stop it, and which are taken."""
 
 import hashlib
 import platform
@@ -19,18 +19,43 @@ ENTRIES = {
     "cuda-keyring": ("cuda.list", f"deb [signed-by={{keys}}/vendor.gpg] {URI} /", False, ""),
     "no-slash": ("cuda.list", f"deb [signed-by={{keys}}/vendor.gpg] {URI[:-1]} /", False, ""),
     "options": ("cuda.list", f"deb [ arch=amd64 signed-by={{keys}}/vendor.gpg ] {URI} / # comment", False, ""),
-    "deb822": ("cuda.sources", f"Types: deb deb-src\nURIs: {URI[:-1]}\nSuites: /\nSigned-By: {{keys}}/vendor.gpg", False, ""),
+    "deb822": (
+        "cuda.sources",
+        f"Types: deb deb-src\nURIs: {URI[:-1]}\nSuites: /\nSigned-By: {{keys}}/vendor.gpg",
+        False,
+        "",
+    ),
     "several": (
         "cuda.sources",
         f"# ours\nTypes: deb\nURIs: http://a.invalid/ {URI}\nSuites: ./ /\nSigned-By: {{keys}}/vendor.gpg\n",
         False,
         "",
     ),
-    "other-key": ("cuda.list", f"deb [signed-by={{keys}}/other.gpg] {URI} /", False, "its key {keys}/other.gpg has sha256 "),
-    "no-such-key": ("cuda.list", f"deb [signed-by={{keys}}/none.gpg] {URI} /", False, "its key {keys}/none.gpg can't be read"),
-    "two-keys": ("cuda.list", f"deb [signed-by={{keys}}/vendor.gpg,{{keys}}/other.gpg] {URI} /", False, "can't be read"),
+    "other-key": (
+        "cuda.list",
+        f"deb [signed-by={{keys}}/other.gpg] {URI} /",
+        False,
+        "its key {keys}/other.gpg has sha256 ",
+    ),
+    "no-such-key": (
+        "cuda.list",
+        f"deb [signed-by={{keys}}/none.gpg] {URI} /",
+        False,
+        "its key {keys}/none.gpg can't be read",
+    ),
+    "two-keys": (
+        "cuda.list",
+        f"deb [signed-by={{keys}}/vendor.gpg,{{keys}}/other.gpg] {URI} /",
+        False,
+        "can't be read",
+    ),
     "fingerprint": ("cuda.list", f"deb [signed-by={'A' * 40}] {URI} /", False, "its key is no file"),
-    "key-inside": ("cuda.sources", f"Types: deb\nURIs: {URI}\nSuites: /\nSigned-By:\n{BLOCK}\n", False, "its key is no file"),
+    "key-inside": (
+        "cuda.sources",
+        f"Types: deb\nURIs: {URI}\nSuites: /\nSigned-By:\n{BLOCK}\n",
+        False,
+        "its key is no file",
+    ),
     "trusted": ("cuda.list", f"deb [trusted=yes] {URI} /", False, "trusted=yes, by which no key is asked"),
     "trusted-deb822": (
         "cuda.sources",
@@ -115,7 +140,14 @@ def test_the_architecture_in_a_suite_is_put_in_as_apt_does(tmp_path):
 
 
 def test_an_entry_without_the_components_is_not_taken():
-    entry = {"file": "/f", "kinds": ["deb"], "components": ["main"], "signed_by": "/k", "key_sha256": PINNED, "trusted": ""}
+    entry = {
+        "file": "/f",
+        "kinds": ["deb"],
+        "components": ["main"],
+        "signed_by": "/k",
+        "key_sha256": PINNED,
+        "trusted": "",
+    }
     assert source_conflicts([entry], PINNED, ["main"]) == []
     assert source_conflicts([entry], PINNED, ["main", "contrib"]) == ["/f (it lacks component contrib)"]
     assert source_conflicts([entry], "", []) == ["/f (no entry beside that of the folder of packages is taken)"]

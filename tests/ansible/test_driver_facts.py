@@ -149,10 +149,16 @@ def test_the_preference_holds_every_package_of_the_driver_and_no_other(family, t
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_unattended_upgrades_leave_alone_what_is_installed_of_the_driver_and_nothing_else(family):
-    """As unattended-upgrades reads it: each is matched from the name's start. Whatever else it holds back gets no security upgrade."""
+    """As unattended-upgrades reads it: from the name's start. What else it holds back gets no security upgrade."""
     revision, names = FAMILIES[family][0], FAMILIES[family][1].split()
     listing = "".join(f"{name}\t580.95.05-{revision}\tinstalled\n" for name in names)
-    others = [*NOT_THE_DRIVERS.split(), *"libnvme1 libnvpair3linux libnvinfer10 nvidia-cuda-toolkit libcudart12".split()]
+    others = [
+        *NOT_THE_DRIVERS.split(),
+        "libnvme1",
+        "libnvpair3linux",
+        "libnvinfer10",
+        "nvidia-cuda-toolkit",
+    ]
     listing += "".join(f"{name}\t1.18.0-1\tinstalled\n" for name in others)
     packages = driver_facts.parse_packages(listing)["driver"]
     held = driver_held(packages, "580.95.05")
@@ -162,7 +168,11 @@ def test_unattended_upgrades_leave_alone_what_is_installed_of_the_driver_and_not
 
 
 def test_a_companion_of_another_version_gets_its_upgrades():
-    packages = {"nvidia-settings": "535.1.1-1", "libcuda1": "580.95.05-1", "nvidia-firmware-580-580.82.07": "580.82.07-1"}
+    packages = {
+        "nvidia-settings": "535.1.1-1",
+        "libcuda1": "580.95.05-1",
+        "nvidia-firmware-580-580.82.07": "580.82.07-1",
+    }
     assert driver_held(packages, "580.95.05") == ["^libcuda1$"]
     assert driver_held({"nvidia-firmware-580-580.82.07": "580.82.07-1"}, "580.82.07") == [
         r"^nvidia-firmware-580-580\.82\.07$"

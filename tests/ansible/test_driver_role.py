@@ -74,7 +74,14 @@ def listed(said: str, rc: int = 0) -> dict:
 def entry(**fields: object) -> dict:
     """What driver_info found in apt's sources: an entry for the same repository, as cuda-keyring brings one."""
     key = {"signed_by": "/usr/share/keyrings/cuda-archive-keyring.gpg", "key_sha256": OTHER_KEY}
-    return {"file": "/etc/apt/sources.list.d/cuda.list", "kinds": ["deb"], "components": [], "trusted": "", **key, **fields}
+    return {
+        "file": "/etc/apt/sources.list.d/cuda.list",
+        "kinds": ["deb"],
+        "components": [],
+        "trusted": "",
+        **key,
+        **fields,
+    }
 
 
 def brought(rc: int, **facts: object) -> dict:
@@ -212,11 +219,16 @@ CASES: dict[str, tuple[str, dict, dict, str]] = {
         "brought",
         {},
         brought(100, unfinished=["nvidia-driver-cuda"]),
-        "dpkg: error processing package x (--configure):; E: Sub-process /usr/bin/dpkg returned an error code (1); the pr",
+        "dpkg: error processing package x (--configure):; E: Sub-process /usr/bin/dpkg returned an error code (1)",
     ),
     "not-brought": ("brought", {}, brought(100, packages={}), "apt-get ended with 100 while it brought nvidia-driver-"),
     "removed": ("removed", {}, {**brought(100, packages={}), **OURS}, ""),
-    "not-removed": ("removed", {"record": RECORD}, {**brought(100), **OURS}, "ended with 100 and left nvidia-driver-cuda: dpkg"),
+    "not-removed": (
+        "removed",
+        {"record": RECORD},
+        {**brought(100), **OURS},
+        "ended with 100 and left nvidia-driver-cuda: dpkg",
+    ),
     "removal": ("removable", {"configured": ["old"]}, simulation("Purg nvidia-driver-cuda [1]\nPurg old [1]\n"), ""),
     "removal-takes-others": (
         "removable",
@@ -368,7 +380,7 @@ DECIDED: dict[str, tuple[dict, dict, str]] = {
         ABSENT,
         "changes=True disturbs=True removes=nvidia-driver-c",
     ),
-    # A driver that was there before is pinned by this project, and upgraded; it goes with nobody's kvtrial_state=absent.
+    # A driver that was there before is pinned by this project, and upgraded; it does not go with it.
     "removal-of-a-strangers": ({}, ABSENT, "changes=False disturbs=False removes= "),
     "removal-of-a-pinned-strangers": ({"files": {PREFERENCE: "0"}}, ABSENT, "changes=True disturbs=False removes= "),
     "removal-of-an-upgraded-strangers": (
@@ -406,7 +418,11 @@ DECIDED: dict[str, tuple[dict, dict, str]] = {
         ABSENT,
         "changes=True disturbs=True removes=libcuda1 ",
     ),
-    "cut-off-at-the-end": ({**GONE, "files": {NOTED: "0"}, "record": RECORD}, ABSENT, "changes=True disturbs=False removes= "),
+    "cut-off-at-the-end": (
+        {**GONE, "files": {NOTED: "0"}, "record": RECORD},
+        ABSENT,
+        "changes=True disturbs=False removes= ",
+    ),
     "all-gone": (GONE, ABSENT, "changes=False disturbs=False removes= "),
     # Somebody's driver, which came without packages: it is not rebooted away at every run.
     "somebodys-without-packages": ({"packages": {}}, ABSENT, "changes=False disturbs=False removes= "),
@@ -458,9 +474,7 @@ def decided(tools, folder, *arguments):
     assert done.returncode == 0, done.stdout
     said = " ".join(done.stdout.split())
     return {
-        name: match[1]
-        for name in DECIDED
-        if (match := re.search(rf"\b{name} (changes=.*?idle=\S*\.)(?: |$)", said))
+        name: match[1] for name in DECIDED if (match := re.search(rf"\b{name} (changes=.*?idle=\S*\.)(?: |$)", said))
     }
 
 

@@ -140,7 +140,8 @@ def test_what_is_there_is_what_was_pinned(site: Site) -> None:
         node = machine.check_output("stat -c '%F %Hr %Lr %a' /dev/nvidia-uvm")
         assert node == "character special file 510 0 666"
         assert machine.service("kvtrial-nvidia-nodes").is_enabled
-        assert "^libnvidia-" in machine.check_output("apt-config dump Unattended-Upgrade::Package-Blacklist")
+        held = machine.check_output("apt-config dump --format '%v%n' Unattended-Upgrade::Package-Blacklist").split()
+        assert held == sorted(f"^{name}$" for name in [*PACKAGES, *FABRIC, "firmware-nvidia-gsp"])
 
         (model,) = machine.file(f"{STATE}/models").listdir()
         folder = f"{STATE}/models/{model}"

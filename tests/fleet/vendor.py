@@ -108,6 +108,7 @@ class Deb:
     fields: str = ""
     files: tuple[tuple[str, str, int], ...] = ()
     links: tuple[tuple[str, str], ...] = ()
+    postinst: str = ""
 
 
 def debs(version: str, revision: str = "1") -> list[Deb]:
@@ -133,6 +134,8 @@ def debs(version: str, revision: str = "1") -> list[Deb]:
                 (unit, UNIT, 0o644),
             ),
             links=(("/etc/systemd/system/sysinit.target.wants/kvtrial-standin-module.service", unit),),
+            # As one of the vendor's ends where DKMS can't build the module.
+            postinst=f'#!/bin/sh\n[ "$(cat {STANDIN}/build-fails 2>/dev/null)" != {upstream} ] || exit 10\n',
         ),
         Deb(
             "nvidia-fabricmanager",
@@ -152,6 +155,9 @@ def build(deb: Deb, folder: Path) -> Path:
     control += "Description: stand-in of the kvtrial tests, no NVIDIA software\n"
     (tree / "DEBIAN").mkdir(parents=True)
     (tree / "DEBIAN" / "control").write_text(control)
+    if deb.postinst:
+        (tree / "DEBIAN" / "postinst").write_text(deb.postinst)
+        (tree / "DEBIAN" / "postinst").chmod(0o755)
     for path, text, mode in deb.files:
         target = tree / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
