@@ -114,6 +114,7 @@ class Deb:
 def debs(version: str, revision: str = "1") -> list[Deb]:
     """The driver of one version as the vendor's packages."""
     full, upstream = f"{version}-{revision}", version
+    firmware = f"nvidia-firmware-{version.split('.')[0]}-{version}"
     unit = "/lib/systemd/system/kvtrial-standin-module.service"
     together = f"Depends: libcuda1 (= {full}), libnvidia-ml1 (= {full}), nvidia-kernel-open-dkms (= {full})\n"
     return [
@@ -122,10 +123,12 @@ def debs(version: str, revision: str = "1") -> list[Deb]:
         Deb("libnvidia-ml1", full, files=((f"{STANDIN}/library-version", f"{upstream}\n", 0o644),)),
         # As in the vendor's repository for Debian: another than the newest driver needs its own version of it.
         Deb("firmware-nvidia-gsp", full),
+        # As in that for Ubuntu: its version stands in its name, and an upgrade leaves that of the former driver.
+        Deb(firmware, full),
         Deb(
             "nvidia-kernel-open-dkms",
             full,
-            f"Depends: firmware-nvidia-gsp (= {full})\n",
+            f"Depends: firmware-nvidia-gsp (= {full}), {firmware}\n",
             files=(
                 (f"{STANDIN}/module-version", f"{upstream}\n", 0o644),
                 (f"{STANDIN}/load", LOAD, 0o755),
