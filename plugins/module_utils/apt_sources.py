@@ -2,7 +2,7 @@
 """Which entries of a host's apt sources name a repository, as apt reads them. Standard library only, Python 3.8.
 
 apt takes entries with the same address and suite for one repository, and reads no source at all where their options
-differ ("Conflicting values set for option Signed-By"; so apt 2.6.1, asked by tests/ansible/test_apt_sources.py).
+differ ("Conflicting values set for option Signed-By"). So apt 2.6.1 and 3.0.4; tests/ansible/test_apt_sources.py asks.
 """
 
 from __future__ import annotations
