@@ -112,8 +112,8 @@ class ArmLadder(Struct, frozen=True):
     `gpus`: those that its engines take. `only_queues`: no preemption is predicted at any level. `error_requests`: how
     far its onset lies outside the predicted one; `error_at_least`: instead of it where the levels do not say where the
     onset lies, above the last one or between two of them; 0 where it may be as predicted. `fewer_preemptions_low`,
-    `_high`: the interval of the fewer ones, of `less_queue` likewise. `cost_amount` of `cost_unit` is what it takes more
-    of (negative: less). `fewer_preemptions_per_1000_per_unit` is its effect above the onset for one unit.
+    `_high`: the interval of the fewer ones, of `less_queue` likewise. `cost_amount` of `cost_unit` is what it takes
+    more of (negative: less). `fewer_preemptions_per_1000_per_unit` is its effect above the onset for one unit.
     `less_queue_seconds` and its rate: the same of the time that a request queues, on a ladder that can only queue.
     """
 
