@@ -176,11 +176,21 @@ def onset_error(predicted: OnsetPlan | None, measured: int | None) -> int | None
     return min(0, measured - predicted.low) + above
 
 
-def onset_error_at_least(predicted: OnsetPlan | None, top: int) -> int | None:
-    """How many requests the onset lies above the predicted one at least, where the highest level preempted nobody."""
-    if predicted is None or predicted.high is None:
-        return None
-    return max(0, top + 1 - predicted.high) if predicted.sure_end else 0
+def onset_errors(
+    predicted: OnsetPlan | None, levels: Sequence[int], measured: int | None
+) -> tuple[int | None, int | None]:
+    """(error, None), or (None, the least that it can be) where the levels do not say where the onset lies.
+
+    It lies above the highest of `levels` where no level was preempted, and between the level below and the measured one
+    where these are no neighbours and the prediction does not hold the measured one itself.
+    """
+    if predicted is None or predicted.low is None or predicted.high is None:
+        return onset_error(predicted, measured), None
+    calm = max((level for level in levels if measured is None or level < measured), default=0)
+    if measured is not None and (calm == measured - 1 or onset_error(predicted, measured) == 0):
+        return onset_error(predicted, measured), None
+    above = max(0, calm + 1 - predicted.high) if predicted.sure_end else 0
+    return None, above + (0 if measured is None else min(0, measured - predicted.low))
 
 
 # ----------------------------------------------------------------------------------------------------------- levels
@@ -204,6 +214,7 @@ def _arm_ladder(
     out, at, why = first_out(levels, _max_running(runs[0]))
     declared = protocol.arms[arm]
     measured = min((level.concurrency for level in levels if level.preemptions), default=None)
+    error, at_least = onset_errors(predicted, [level.concurrency for level in levels], measured)
     ladder = ArmLadder(
         arm=arm,
         title=declared.title,
@@ -221,8 +232,8 @@ def _arm_ladder(
         changes_work=work_words(declared.may_differ),
         gpus=gpus_of(runs[0]),
         only_queues=predicted is not None and predicted.kind == "never",
-        error_requests=onset_error(predicted, measured),
-        error_at_least=onset_error_at_least(predicted, levels[-1].concurrency) if measured is None else None,
+        error_requests=error,
+        error_at_least=at_least,
     )
     return ladder if arm == protocol.control else _against(protocol, ladder, runs, control, pairs, comparisons)
 
@@ -609,7 +620,9 @@ def _less(
     found = next((result for result in results if (result.metric, result.phase) == (metric, phase)), None)
     if found is None:
         return None, None, None
-    effect, low, high = (None if value is None else 0.0 - value for value in (found.effect, found.ci_high, found.ci_low))
+    effect, low, high = (
+        None if value is None else 0.0 - value for value in (found.effect, found.ci_high, found.ci_low)
+    )
     return effect, low, high
 
 

@@ -35,23 +35,30 @@ def onset_sentence(result: LadderResult) -> str:
     """The measured onset beside the predicted one, with the error in requests."""
     predicted = result.onset_predicted
     told = "no preemption was predicted" if predicted is None else f"predicted {_span(predicted)}"
+    error = _error(result.error_requests, result.error_at_least, result.onset_measured, result.levels)
+    error = error if predicted is not None else ""
     if result.onset_measured is None and result.queue_from is not None:
         return queue_sentence(result.levels, result.queue_from)
     if result.onset_measured is None:
-        above = _no_error_yet(result.error_at_least, result.levels[-1].concurrency)
-        return f"No level was preempted up to {result.levels[-1].concurrency} in flight ({told}{above})."
+        return f"No level was preempted up to {result.levels[-1].concurrency} in flight ({told}{error})."
     runs = len(result.onset_by_run)
     same = sum(onset == result.onset_measured for onset in result.onset_by_run)
-    error = "" if result.error_requests is None else f", error {_requests(result.error_requests)}"
     every = f"in {same} of {runs} runs" if same < runs else f"in every one of {runs} runs" if runs > 1 else "in 1 run"
     return f"Preemption begins at {result.onset_measured} requests in flight, {every} ({told}{error})."
 
 
-def _no_error_yet(at_least: int | None, top: int) -> str:
-    """How far an onset that lies above the highest level is off at least, as a further item of a list."""
+def _error(error: int | None, at_least: int | None, measured: int | None, levels: Sequence[Level]) -> str:
+    """How far an onset is off, or how far at least where the levels don't say, as a further item of a list."""
+    if error is not None:
+        return f", error {_requests(error)}"
+    if at_least:
+        return f", error at least {_requests(at_least)}"
     if at_least is None:
         return ""
-    return f", error at least {_requests(at_least)}" if at_least else f", no error up to {top} in flight"
+    if measured is None:
+        return f", no error up to {levels[-1].concurrency} in flight"
+    calm = max((level.concurrency for level in levels if level.concurrency < measured), default=0)
+    return f", no error shown with no level from {calm + 1} to {measured - 1}"
 
 
 def queue_sentence(levels: Sequence[Level], queue_from: int) -> str:
@@ -214,8 +221,7 @@ def _onset_of_arm(ladder: ArmLadder, control: ArmLadder) -> str:
     told = ""
     if ladder.onset_predicted:
         told = f"predicted {_span(ladder.onset_predicted)}"
-        told += "" if ladder.error_requests is None else f", error {_requests(ladder.error_requests)}"
-        told += f"{_no_error_yet(ladder.error_at_least, ladder.levels[-1].concurrency)}, "
+        told += f"{_error(ladder.error_requests, ladder.error_at_least, ladder.onset_measured, ladder.levels)}, "
     elif ladder.only_queues:
         told = "none predicted, "
     return f"{onset} ({told}control {'none' if control.onset_measured is None else control.onset_measured})"

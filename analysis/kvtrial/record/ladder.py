@@ -110,10 +110,10 @@ class ArmLadder(Struct, frozen=True):
     """One arm's ladder: its levels, what it reaches, and for a variant what it buys against the control.
 
     `gpus`: those that its engines take. `only_queues`: no preemption is predicted at any level. `error_requests`: how
-    far its onset lies outside the predicted one; `error_at_least`: the same where it was preempted at no level, so that
-    the onset lies above the last one; 0 where the ladder ends within the prediction. `fewer_preemptions_low`, `_high`:
-    the interval of the fewer ones, of `less_queue` likewise. `cost_amount` of `cost_unit` is what it takes more of
-    (negative: less). `fewer_preemptions_per_1000_per_unit` is its effect above the onset for one unit.
+    far its onset lies outside the predicted one; `error_at_least`: instead of it where the levels do not say where the
+    onset lies, above the last one or between two of them; 0 where it may be as predicted. `fewer_preemptions_low`,
+    `_high`: the interval of the fewer ones, of `less_queue` likewise. `cost_amount` of `cost_unit` is what it takes
+    more of (negative: less). `fewer_preemptions_per_1000_per_unit` is its effect above the onset for one unit.
     `less_queue_seconds` and its rate: the same of the time that a request queues, on a ladder that can only queue.
     """
 
@@ -153,7 +153,7 @@ class LadderResult(Struct, frozen=True):
 
     `onset_predicted`: [low, high], None where none was predicted. `onset_measured`: the lowest level with a preemption
     in any run; `onset_by_run` of each run by itself. `error_requests`: how far it lies outside the prediction,
-    `error_at_least`: where no level was preempted, how far at least.
+    `error_at_least`: how far at least, where the levels do not say where the onset lies.
     `queue_from`: on a ladder that can only queue, the first level with more in flight than run at once.
     """
 

@@ -7,7 +7,7 @@ from kvtrial.analysis.ladder import (
     first_out,
     level_facts,
     onset_error,
-    onset_error_at_least,
+    onset_errors,
     pattern_of,
     reach,
     starts_pattern_of,
@@ -665,8 +665,32 @@ def test_where_nobody_was_preempted_the_error_is_said_as_a_bound():
     assert found.ladder.regime[0] == (
         "No level was preempted up to 7 in flight (predicted 5, error at least +3 requests)."
     )
-    assert onset_error_at_least(OnsetPlan("range", 5, 12, 4, ""), 7) == 0
-    assert onset_error_at_least(OnsetPlan("never", None, None, 4, ""), 7) is None
+    assert onset_errors(OnsetPlan("range", 5, 12, 4, ""), [1, 4, 7], None) == (None, 0)
+    assert onset_errors(OnsetPlan("never", None, None, 4, ""), [1, 4, 7], None) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("levels", "measured", "errors"),
+    [
+        ([9, 13, 20], 20, (None, 0)),
+        ([9, 18, 19, 20], 20, (1, None)),
+        ([9, 18, 19, 20], 19, (0, None)),
+        ([9, 20, 26], 26, (None, 2)),
+        ([9, 13, 20], 13, (None, -6)),
+        ([9, 13, 20], None, (None, 2)),
+    ],
+    ids=["as predicted or above", "above", "exact", "above at least", "below at least", "above all levels"],
+)
+def test_between_levels_that_are_no_neighbours_an_error_is_a_bound(levels, measured, errors):
+    """Two replicas on two H200, predicted at 19: the ladder had 13 and 20, which show no error."""
+    assert onset_errors(OnsetPlan("exact", 19, 19, 18, ""), levels, measured) == errors
+
+
+def test_that_no_level_shows_an_error_is_said(verdict):
+    base, more_kv = (next(a for a in verdict.ladder.arms if a.arm == name) for name in ("base", "more_kv"))
+    between = replace(more_kv, onset_predicted=[2, 2], onset_measured=3, error_requests=None, error_at_least=0)
+    text = change_sentences(between, base)[0]
+    assert "onset 3 (predicted 2, no error shown with no level from 2 to 2, control 5)" in text
 
 
 def test_a_ladder_of_several_hosts_names_the_one_that_it_is_of():

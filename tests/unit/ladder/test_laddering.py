@@ -10,7 +10,7 @@ import yaml
 from build import PROTOCOLS
 from kvtrial.analysis.campaign import announcement
 from kvtrial.analysis.inputs import ModelInput, Request, read_request
-from kvtrial.analysis.ladder import onset_error, onset_error_at_least
+from kvtrial.analysis.ladder import onset_error, onset_errors
 from kvtrial.analysis.laddering import answer_seconds, ladder_lines, refuse_arms, with_ladder_comparisons
 from kvtrial.analysis.plan import for_host, make_plan, requested_protocol
 from kvtrial.analysis.protocols import load_protocol, only_arms
@@ -725,7 +725,7 @@ def test_a_share_of_the_gpus_memory_is_said_to_be_one_change_by_two_options_and_
 def test_where_a_share_of_the_gpus_memory_may_hold_all_no_upper_end_is_claimed(facts):
     onset = share_planned(facts).ladder.onset["more_memory_share"]
     assert (onset.kind, onset.sure_end) == ("range", False) and onset.why.endswith(", or none")
-    assert onset_error(onset, 10**6) == 0 and onset_error_at_least(onset, 10**6) == 0
+    assert onset_error(onset, 10**6) == 0 and onset_errors(onset, [10**6], None) == (None, 0)
     assert onset_error(onset, onset.low - 1) == -1
 
 
