@@ -188,17 +188,15 @@ VERDICT = (
 import sys, time
 started = time.monotonic()
 from kvtrial.analysis.cli import main
-status = main(sys.argv[1:])
+status = main(["analyze", *sys.argv[1:]])
 print(status, time.monotonic() - started, time.process_time(), peak())
 """
 )
 
 
-def analyzed(
-    fleet: Fleet, environment: dict[str, str], *arguments: str, name: str = "analyze"
-) -> tuple[float, float, float]:
-    """Wall time and CPU (seconds) and peak memory (GiB) of kvtrial analyze, or of the command of that name."""
-    command = [sys.executable, "-c", VERDICT, name, str(fleet.directory), *arguments]
+def analyzed(fleet: Fleet, environment: dict[str, str], *arguments: str) -> tuple[float, float, float]:
+    """Wall time and CPU (seconds) and peak memory (GiB) of kvtrial analyze."""
+    command = [sys.executable, "-c", VERDICT, str(fleet.directory), *arguments]
     answer = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
     status, wall, cpu, memory = answer.splitlines()[-1].split()
     print(answer.splitlines()[0], f"(status {status})")
