@@ -31,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,31 +135,28 @@ class Fleet:
         self._digests = {p.host: hashlib.sha256(msgspec.json.encode(p, order="sorted")).hexdigest() for p in parts}
         self.plan_bytes = len(raw)
 
-    def make(self, number: int) -> int:
-        """Write a host's records; their bytes."""
+    def _texts(self, number: int) -> Iterator[tuple[Path, bytes]]:
+        """A host's records, each with its folder, which has its digest by then."""
         host = self.hosts[number]
         kind = 10 if number == ODD_HOST else number % 10
-        total = 0
         for run, raw in self._bytes[kind]:
             folder = self.directory / "runs" / host / run
             folder.mkdir(parents=True)
             own = raw.replace(f'"host":"{HOST}"'.encode(), f'"host":"{host}"'.encode(), 1)
             own = own.replace(build._sha("plan").encode(), self._digests[host].encode(), 1)
-            (folder / "record.json").write_bytes(own)
             (folder / "record.sha256").write_text(f"{hashlib.sha256(own).hexdigest()}  record.json\n")
-            total += len(own)
-        return total
+            yield folder, own
+
+    def make(self, number: int) -> int:
+        """Write a host's records; their bytes."""
+        return sum((folder / "record.json").write_bytes(own) for folder, own in self._texts(number))
 
     def pack(self, number: int) -> int:
         """Write a host's records as `kvtrial_fetch: summary` leaves them, quickly rather than small; their bytes."""
-        self.make(number)
         total = 0
-        for path in (self.directory / "runs" / self.hosts[number]).glob("*/record.json"):
-            packed = path.with_name(PACKED_RECORD)
-            packed.write_bytes(zstandard.ZstdCompressor(level=1).compress(path.read_bytes()))
-            (path.parent / SUMMARY_ONLY).touch()
-            path.unlink()
-            total += packed.stat().st_size
+        for folder, own in self._texts(number):
+            total += (folder / PACKED_RECORD).write_bytes(zstandard.ZstdCompressor(level=1).compress(own))
+            (folder / SUMMARY_ONLY).touch()
         state = HostState(host=self.hosts[number], state="finished", reason="")
         (self.directory / "hosts" / f"{self.hosts[number]}.json").write_bytes(msgspec.json.encode(state))
         return total
