@@ -42,7 +42,7 @@ def is_over(lock, now, boot_id):
     return isinstance(until, (int, float)) and now >= until
 
 
-HOLDERS = {"experiment": "An experiment"}
+HOLDERS = {"experiment": "An experiment", "calibration": "A calibration"}
 """What a lock is held for, in words; without a word it is another provision."""
 
 

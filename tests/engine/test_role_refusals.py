@@ -43,6 +43,7 @@ def play(
     hosts: str = "localhost",
     inventory: str = "localhost,",
     check: bool = False,
+    extra: dict[str, object] | None = None,
     **variables: object,
 ) -> subprocess.CompletedProcess[str]:
     """Run one role on this machine with its own root below `folder`."""
@@ -63,7 +64,7 @@ def play(
         "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
     }
     command = [str(PLAYBOOK), "-i", inventory, "-c", "local", "--tags", tags, str(path)]
-    command += ["--check"] if check else []
+    command += [*(["--check"] if check else []), *(["-e", json.dumps(extra)] if extra else [])]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
 
 
@@ -508,3 +509,41 @@ only-on-310==1.0 ; python_full_version < '3.11' \\
 vllm==0.32.0 \\
     --hash=sha256:00
 """
+
+
+@pytest.mark.parametrize("role", ["vllm", "workload"])
+def test_nothing_is_made_anew_under_a_campaign_or_a_program_that_runs_from_it(
+    standin_python: Any, tmp_path: Path, role: str
+) -> None:
+    """The experiment's own command given again, or a calibration: what drifted is told, and stays as it is."""
+    (tmp_path / "root").mkdir()
+    (tmp_path / "lock.txt").write_text(LOCK, encoding="utf-8")
+    python = standin_python(exists=True, marker={}, packages=["vllm==0.32.0"])
+    settings: dict[str, object] = {
+        "workload_wheel_cache": str(tmp_path / "wheels"),
+        "vllm_backend": "cuda",
+        "vllm_lock": str(tmp_path / "lock.txt"),
+        f"{role}_python": python,
+        f"{role}_state_dir": str(tmp_path / "state"),
+    }
+    ours = Path(f"/proc/{os.getpid()}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    progress = tmp_path / "state" / "campaigns" / "20260101-a" / "progress.json"
+    progress.parent.mkdir(parents=True)
+    progress.write_text(json.dumps({"state": "running", "pid": os.getpid(), "pid_start_ticks": int(ours)}))
+    done = play(tmp_path, role, role, **settings)
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 2 and "Make the virtual environment" not in said, said
+    assert "of the lock" in said and "missing in" in said
+    assert f"it is not installed anew while campaign 20260101-a runs here (host program, pid {os.getpid()})." in said
+    progress.unlink()
+    place = Path(said.split(" missing in ")[1].split(";")[0])
+    (place / "bin").mkdir(parents=True)
+    shutil.copy2(shutil.which("sleep") or "/bin/sleep", place / "bin" / "engine")
+    with subprocess.Popen([place / "bin" / "engine", "600"]) as program:
+        try:
+            done = play(tmp_path, role, role, extra={f"__{role}_idle_retries": 1}, **settings)
+        finally:
+            program.kill()
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 2 and "Make the virtual environment" not in said, said
+    assert f"it is not installed anew while process {program.pid} uses it. Wait for its end" in said
