@@ -31,7 +31,7 @@ class NotOurs(OSError):
 
 
 def default_path(uid, run=RUN, tmp=TMP):
-    """Where a user's lock lies: root's is where nobody else can write, another's in a folder that only that user can."""
+    """Where a user's lock lies: root's where nobody else can write, another's in a folder that only that user can."""
     return os.path.join(run if uid == 0 else "%s%d" % (tmp, uid), NAME)
 
 
@@ -147,7 +147,7 @@ FETCHED = "fetched.json"
 
 @contextlib.contextmanager
 def alone(path):
-    """Nobody else reads and changes the lock meanwhile. Makes its folder. Raises OSError; NotOurs where it is another's."""
+    """Nobody else reads and changes the lock meanwhile. Makes its folder. Raises OSError, NotOurs among them."""
     folder = os.path.dirname(path)
     while True:
         with contextlib.suppress(FileExistsError):

@@ -76,8 +76,8 @@ def distance(one, other):
 
 
 DISTINCT = ("kvtrial_", "vllm_", "nvidia_driver_", "workload_")
-"""Prefixes under which a word of the project's is taken for its own, whatever the word: one of theirs with a letter wrong,
-or with a word left out (nvidia_version), is a slip. model_, engine_ and the like are words of everybody's."""
+"""Prefixes under which a word of the project's is taken for its own, whatever the word: one of theirs with a letter
+wrong, or with a word left out (nvidia_version), is a slip. model_, engine_ and the like are words of everybody's."""
 EVERYBODYS = (
     *("llm", "llvm", "mode", "model", "modal", "motel", "trail", "triad", "adapt", "adept", "observer", "observed"),
     *("collector", "collected", "calibrations"),

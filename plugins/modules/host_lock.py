@@ -55,8 +55,8 @@ options:
     default: false
   path:
     description:
-      - The lock's file. Root's is /run/kvtrial/provision.lock; another user has one in a folder of its own below /tmp, which is
-        refused where somebody else made it. Each of them counts for all users of the host.
+      - The lock's file. Root's is /run/kvtrial/provision.lock; another user has one in a folder of its own below /tmp,
+        which is refused where somebody else made it. Each of them counts for all users of the host.
     type: path
 attributes:
   check_mode:
@@ -96,7 +96,6 @@ import os
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.kvtrial.vllm.plugins.module_utils import host_lock, processes, program_state
 
-
 PURPOSES = ("provision", "experiment", "calibration", "removal")
 
 
@@ -119,8 +118,8 @@ def hold(module, boot_id):
         taken, found = host_lock.take(asked["path"], lock, may_replace)
     found = found or {}
     refusal = "" if taken else host_lock.refusal(found, now)
-    # After the lock was taken, so that of two users who come at once at least one sees the other's; and a host program is
-    # started by who holds it.
+    # After the lock was taken, so that of two users who come at once at least one sees the other's; and a host program
+    # is started by who holds it.
     others = host_lock.elsewhere(os.geteuid()) if taken and asked["others"] else {}
     for there in others.values():
         if not refusal and not may_replace(there):

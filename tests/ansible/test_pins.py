@@ -74,8 +74,8 @@ def test_a_name_misspelt_in_its_prefix_is_named_with_the_one_that_was_meant(name
     [
         "models_root", "models_directory", "engines_port", "trail_state", "trials", "my_pairs", "site_name",
         "hub_token", "retrial_count", "material_seed", "kv_cache_dtype", "kv_store_port", "llvm_version", "llm_lock",
-        "nvidia_smi_path", "nvidia_gpu_count", "nvidia_container_toolkit_version", "driver_packages", "nvidia_cuda_version",
-        "workloads_enabled", "packages", "python_version", "mode_root", "modal_port", "trail_campaign", "adapt_state",
+        "nvidia_smi_path", "nvidia_gpu_count", "nvidia_container_toolkit_version", "driver_packages",
+        "nvidia_cuda_version", "workloads_enabled", "packages", "python_version", "mode_root", "modal_port", "trail_campaign", "adapt_state",
         "trials_campaign", "observer_port", "cuda_version", "driver_model", "node_exporter_port",
         "vlan_id", "virtual_machine_host", "rack", "gpu_count", "modern_python", "workloads", "ansible_user",
         "ansible_port", "inventory_hostname", "group_names", "omit", "playbook_dir", "trust_model_root",
