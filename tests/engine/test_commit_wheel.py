@@ -1,6 +1,6 @@
-"""An engine of an exact commit: its wheel from a mirror by address and sha256, what it needs by a lock, both by the real pip.
+"""An engine of an exact commit: its wheel from a mirror by address and sha256, what it needs by a lock.
 
-The wheel and the mirror are stand-ins, named as the vLLM project names the wheels of commits.
+The real pip installs both. The wheel and the mirror are stand-ins, named as the vLLM project names the wheels of commits.
 """
 
 import hashlib
