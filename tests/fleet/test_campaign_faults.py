@@ -389,7 +389,7 @@ def test_a_canary_that_is_invalid_stops_the_campaign_before_the_others(project):
 
 def test_a_host_of_a_later_stage_that_was_changed_meanwhile_is_named_and_not_started(project):
     """What a provision of hours ago would have done, between the first stage and the second."""
-    h1, h2, h3 = project.fleet.hosts
+    h1, h2, _ = project.fleet.hosts
     project.set(kvtrial_stages=[1, "100%"])
     added = "/opt/standin-venv/lib/python3.11/site-packages/another-1.0.dist-info"
     running = project.start(EXPERIMENT)
