@@ -1,6 +1,6 @@
 """An engine of an exact commit: its wheel from a mirror by address and sha256, what it needs by a lock.
 
-The real pip installs both. The wheel and the mirror are stand-ins, named as the vLLM project names the wheels of commits.
+The real pip installs both. Wheel and mirror are stand-ins, named as the vLLM project names the wheels of commits.
 """
 
 import hashlib
@@ -109,6 +109,7 @@ def test_a_commits_wheel_is_installed_by_its_address_and_sha256_and_says_its_com
     assert checked.returncode == 0 and "changed=0" not in checked.stdout and info.is_dir()
 
 
+@pytest.mark.full
 def test_another_wheel_at_the_commits_address_and_another_commits_are_refused(
     mirror: tuple[str, str, dict[str, object]], tmp_path: Path
 ) -> None:

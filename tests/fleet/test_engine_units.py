@@ -316,6 +316,7 @@ def test_an_engine_that_does_not_end_within_its_limit_is_killed(with_short_limit
     assert host.sh("pgrep -u kvtrial || true") == ""
 
 
+@pytest.mark.full
 def test_an_engine_is_ended_when_the_campaigns_deadline_is_over(with_short_limits):
     """RuntimeMaxSec=: nobody stops it, and its host program stays."""
     host, unit = with_short_limits, ENGINE.format("offload")
