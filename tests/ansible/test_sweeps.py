@@ -148,7 +148,7 @@ def test_hosts_are_followed_to_their_end_and_a_killed_program_is_started_again(f
         assert f"{host} is let go" in done.stdout
         folder = fleet / host / "campaigns" / "c1"
         assert (folder / "starts").read_text() == starts
-        assert (folder / "consent").exists()
+        assert (folder / "consent").read_text().endswith(" before the next run.\n")
         assert (folder / "campaign").read_text() == "c1\n"
         assert float((folder / "heartbeat").read_text()) > 0
     # Each state is shown once, and sweeps leave no other trace.
