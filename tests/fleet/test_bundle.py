@@ -85,6 +85,7 @@ def test_a_damaged_bundle_is_refused_naming_the_file(bundle: Path, tmp_path: Pat
     assert f"{wheel} is missing" in bad.stderr
 
 
+@pytest.mark.full
 def test_provisioning_from_the_bundle_touches_no_network(
     bundle: Path, supplies: Supplies, playbooks: Callable[..., Playbooks], host_wheels: Path, tmp_path: Path
 ) -> None:

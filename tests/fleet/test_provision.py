@@ -252,11 +252,9 @@ def test_driver_and_engine_are_upgraded_by_their_pins_even_where_packages_are_he
     site.plays.set(kvtrial_driver_version=NEW, kvtrial_vllm_version="0.33.0")
     done = site.plays.play(PROVISION, *TWO, fails=False)
     said = " ".join(done.stdout.split())
-    for name in ("h1", "h2"):
-        assert recap(done)[name]["changed"] > 0
-        assert (
-            f"{name}: changed: loaded module {MID} to {NEW}; package firmware-nvidia-gsp {MID}-1 to {NEW}-1; " in said
-        )
+    assert all(recap(done)[name]["changed"] > 0 for name in ("h1", "h2"))
+    # The first one had its packages already, from the runs in which it failed as the canary.
+    assert f"h2: changed: loaded module {MID} to {NEW}; package firmware-nvidia-gsp {MID}-1 to {NEW}-1; " in said
     assert site.driver() == [f"{NEW} {NEW}"] * 2 + [f"{MID} {MID}"]
     assert [name[:11] for name in site.venvs()] == ["vllm-0.30.0", "vllm-0.33.0"]
 
