@@ -204,7 +204,7 @@ def _is_of_a_start(records: Sequence[RunRecord], key: str) -> bool:
     by_run: dict[tuple[str, str], set[str]] = {}
     by_arm: dict[str, set[str]] = {}
     for record in records:
-        if record.resolved is not None and record.resolved.config:
+        if record.resolved is not None and (record.resolved.config or record.resolved.log_facts):
             value = _entry(record.resolved, key)
             by_run.setdefault((record.host, record.arm), set()).add(value)
             by_arm.setdefault(record.arm, set()).add(value)
