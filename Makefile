@@ -77,7 +77,7 @@ bench-fleet-statistics: test-setup
 
 # Summaries, verdict and end of a campaign of 1,000 hosts × 16 runs × 2,000 requests, generated: time and memory; half an hour of one core.
 bench-analysis: test-setup
-	@$(BIN)/python tests/bench/analysis.py $(if $(filter command line,$(origin HOSTS)),$(HOSTS))
+	@$(BIN)/python tests/bench/analysis.py $(if $(filter command line,$(origin HOSTS)),$(HOSTS)) $(if $(STEP),--step $(STEP))
 
 # The committed reports of docs/results, drawn anew by this release.
 reports: setup

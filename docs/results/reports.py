@@ -25,16 +25,15 @@ def drawn(folder: Path) -> tuple[dict[str, bytes], str]:
         archive.extractall(scratch, filter="data")
         (found,) = Path(scratch).glob("**/campaign.json")
         name = json.loads(found.read_text())["campaign"]
-        inside = len(found.relative_to(scratch).parts) - 1
-        archive = Archive(str((folder / "campaign.tar.xz").relative_to(HERE.parents[1])), inside)
+        member = found.parent.relative_to(scratch).as_posix()
+        kept_in = Archive(str((folder / "campaign.tar.xz").relative_to(HERE.parents[1])), member)
         # As the commands on the page have it: results/CAMPAIGN, seen from the project's root.
         root = Path(scratch) / "root"
         (root / "results").mkdir(parents=True)
         (root / "experiment.yml").touch()
         shutil.move(found.parent, root / "results" / name)
         directory = root / "results" / name
-        verdict = campaigns.analyze(directory)
-        campaigns.write_outputs(directory, verdict, archive=archive)
+        verdict = campaigns.write_outputs(directory, archive=kept_in)
         return {written: (directory / written).read_bytes() for written in WRITTEN}, verdict.verdict
 
 

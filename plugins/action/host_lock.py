@@ -49,7 +49,7 @@ class ActionModule(ActionBase):
         arguments["by"] = "%s on %s (pid %d)" % (getpass.getuser(), socket.gethostname(), pid)
         result = self._execute_module("kvtrial.vllm.host_lock", arguments, task_vars=task_vars)
         owner = (result.get("lock") or {}).get("owner", "")
-        if result.get("failed") and is_dead(owner):
+        if (result.get("failed") or result.get("refusal")) and is_dead(owner):
             # Not by force: another one of this controller may have seen so, too, and been quicker.
             arguments["dead"] = owner
             result = self._execute_module("kvtrial.vllm.host_lock", arguments, task_vars=task_vars)

@@ -257,6 +257,14 @@ def has_nvswitch(dev="/dev", pci="/sys/bus/pci/devices"):
     return False
 
 
+def has_journal(dpkg="/var/lib/dpkg"):
+    """Whether dpkg was interrupted: apt does nothing until what it noted then is taken into its list of packages."""
+    try:
+        return any(name.isdigit() for name in os.listdir(os.path.join(dpkg, "updates")))
+    except OSError:
+        return False
+
+
 def os_release(text):
     """{id, version_id} of /etc/os-release."""
     values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)

@@ -59,6 +59,18 @@ def parse_cpuinfo(text):
     return model, None if flags is None else [flag for flag in CPU_FLAGS if flag in flags]
 
 
+def governor(cpus="/sys/devices/system/cpu"):
+    """The governor of the CPUs' clocks; where they differ each with how many have it; None where nothing is told."""
+    found = {}
+    for path in glob.glob(os.path.join(cpus, "cpu[0-9]*", "cpufreq", "scaling_governor")):
+        name = processes.read_text(path, 64).strip()
+        if name:
+            found[name] = found.get(name, 0) + 1
+    if len(found) < 2:
+        return next(iter(found), None)
+    return ", ".join("%s (%d CPU%s)" % (name, found[name], "s" if found[name] > 1 else "") for name in sorted(found))
+
+
 def parse_os_release(text):
     """PRETTY_NAME of /etc/os-release; empty if it has none."""
     for line in text.splitlines():

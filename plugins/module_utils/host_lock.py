@@ -10,16 +10,55 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import os
+import stat
 import time
+
+from ansible_collections.kvtrial.vllm.plugins.module_utils import processes
 
 BREAK = "kvtrial_break_lock=true"
 
 
-def default_path(uid):
-    """Where the lock lies: it goes with a reboot, and two users who may not change the same things share none."""
-    return "/run/kvtrial/provision.lock" if uid == 0 else "/tmp/kvtrial-%d/provision.lock" % uid
+NAME = "provision.lock"
+RUN, TMP = "/run/kvtrial", "/tmp/kvtrial-"
+"""Root's folder, and where others have one of their own; both go with a reboot."""
+
+
+class NotOurs(OSError):
+    """The lock's folder can't be trusted; the message says why, and what to do."""
+
+
+def default_path(uid, run=RUN, tmp=TMP):
+    """Where a user's lock lies: root's where nobody else can write, another's in a folder that only that user can."""
+    return os.path.join(run if uid == 0 else "%s%d" % (tmp, uid), NAME)
+
+
+def elsewhere(uid, run=RUN, tmp=TMP):
+    """Locks of the other users of this host, for each sees the others': {path: what it says}.
+
+    Anybody may make a folder below /tmp of any name: one counts only for the user in its name, who has to own it.
+    """
+    found = {}
+    for folder in [run, *sorted(glob.glob(glob.escape(tmp) + "*"))]:
+        owner = 0 if folder == run else folder[len(tmp) :]
+        if folder != run and not owner.isdigit():
+            continue
+        path = os.path.join(folder, NAME)
+        if int(owner) != uid and _is_folder_of(folder, int(owner)):
+            lock = read(path)
+            if lock is not None:
+                found[path] = lock
+    return found
+
+
+def _is_folder_of(folder, uid):
+    try:
+        facts = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(facts.st_mode) and facts.st_uid == uid
 
 
 def read(path):
@@ -42,7 +81,7 @@ def is_over(lock, now, boot_id):
     return isinstance(until, (int, float)) and now >= until
 
 
-HOLDERS = {"experiment": "An experiment"}
+HOLDERS = {"experiment": "An experiment", "calibration": "A calibration", "removal": "A removal"}
 """What a lock is held for, in words; without a word it is another provision."""
 
 
@@ -67,16 +106,68 @@ def campaign_refusal(programs):
     )
 
 
+def removal_refusal(programs, unfetched):
+    """Why a host is not taken from its campaigns, and what to do: one sentence, empty where nothing would be lost."""
+    if programs:
+        return (
+            "Campaign %s runs here (host program, pid %s), and a removal would end it and take its runs; wait for its "
+            "end and fetch them, or add -e kvtrial_purge=true."
+            % (" and ".join(one["campaign"] for one in programs), ", ".join(str(one["pid"]) for one in programs))
+        )
+    if unfetched:
+        return (
+            "Runs that were not fetched whole lie here (%s), and a removal would take them; fetch them "
+            "(playbooks/fetch.yml), or add -e kvtrial_purge=true."
+            % ", ".join("%s: %d" % (name, count) for name, count in sorted(unfetched.items()))
+        )
+    return ""
+
+
+def unfetched_runs(state_dir):
+    """Finished runs below `state_dir` that no controller has whole, by campaign: {name: how many}.
+
+    A controller that took in every file of runs leaves a note of them, {run: digest}, beside; see roles/collect.
+    """
+    found = {}
+    for path in glob.glob(os.path.join(glob.escape(state_dir), "campaigns", "*", "runs", "*", "record.sha256")):
+        run = os.path.dirname(path)
+        campaign = os.path.dirname(os.path.dirname(run))
+        try:
+            fetched = json.loads(processes.read_text(os.path.join(campaign, FETCHED)))["runs"]
+        except (ValueError, KeyError, TypeError):
+            fetched = {}
+        digest = (processes.read_text(path, 200).split() or [""])[0]
+        if not os.path.basename(run).startswith(".") and fetched.get(os.path.basename(run)) != digest:
+            found[os.path.basename(campaign)] = found.get(os.path.basename(campaign), 0) + 1
+    return found
+
+
+FETCHED = "fetched.json"
+
+
 @contextlib.contextmanager
 def alone(path):
-    """Nobody else reads and changes the lock meanwhile. Makes its folder. Raises OSError."""
+    """Nobody else reads and changes the lock meanwhile. Makes its folder. Raises OSError, NotOurs among them."""
     folder = os.path.dirname(path)
     while True:
-        os.makedirs(folder, mode=0o755, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(folder, mode=0o755)
+            # Whatever the umask: others are to see who holds the host.
+            os.chmod(folder, 0o755)
         try:
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         except FileNotFoundError:
             continue
+        except NotADirectoryError:
+            raise NotOurs("The lock's folder %s is no folder; remove it, and run again." % folder) from None
+        facts = os.fstat(handle)
+        if facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
+            os.close(handle)
+            raise NotOurs(
+                "The lock's folder %s belongs to user %d and can be written by %s, so whoever made it could take and "
+                "give this host; remove it, and run again."
+                % (folder, facts.st_uid, "others" if facts.st_mode & 0o022 else "that user")
+            )
         fcntl.flock(handle, fcntl.LOCK_EX)
         # Whoever had it may have removed the folder: then another one of its name is the lock's.
         if _is(handle, folder):
@@ -107,6 +198,7 @@ def take(path, lock, may_replace=lambda found: False):
         temporary = "%s.%d" % (path, os.getpid())
         with open(temporary, "w") as file:
             json.dump(lock, file)
+            os.fchmod(file.fileno(), 0o644)
         os.replace(temporary, path)
         return True, found
 

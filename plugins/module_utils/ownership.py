@@ -27,8 +27,8 @@ MARK = re.compile(r"\.(.+)\.kvtrial$")
 """Beside venvs and models: `.NAME.kvtrial` owns NAME, NAME.partial (a model on its way), .NAME.* (one being made)."""
 ANY = re.compile("")
 MARKER = "kvtrial-installed.json"
-IDENTITIES = (MARKER, "plan.json", "manifest.json")
-"""What a thing is known by; removed last, so that a removal that was interrupted is gone on with."""
+IDENTITIES = (MARKER, "campaign", "manifest.json", "plan.json")
+"""What a thing is known by; removed last and in this order, so that a removal that was interrupted is gone on with."""
 CARD = "calibration.json"
 JSON_BYTES = 1 << 26
 
@@ -70,7 +70,7 @@ def remove(state_dir, paths):
     """Remove `paths`, then the project's folders and `state_dir` where they are empty. Raises OSError."""
     for path in sorted(paths, key=_is_mark):
         if _is_folder(path):
-            _remove_folder(path)
+            remove_folder(path)
         else:
             os.unlink(path)
     for path in [os.path.join(state_dir, name) for name in FOLDERS] + [state_dir]:
@@ -78,9 +78,9 @@ def remove(state_dir, paths):
             os.rmdir(path)
 
 
-def _remove_folder(path):
-    """Remove a folder, and what it is known by last."""
-    for name in sorted(os.listdir(path), key=lambda name: name in IDENTITIES):
+def remove_folder(path):
+    """Remove a folder, and what it is known by last. Raises OSError."""
+    for name in sorted(os.listdir(path), key=lambda name: IDENTITIES.index(name) if name in IDENTITIES else -1):
         inner = os.path.join(path, name)
         if _is_folder(inner):
             shutil.rmtree(inner)

@@ -103,6 +103,26 @@ def is_own(pid, stats, own):
     return False
 
 
+def users_of(folder, proc="/proc"):
+    """Living processes that run from `folder` or have files of it mapped: [{pid, start_ticks, command}], by pid.
+
+    Of another user's process only the command line can be read without root.
+    """
+    folder = os.path.realpath(folder) + os.sep
+    found = []
+    for pid in all_pids(proc):
+        stat = read_stat(pid, proc)
+        if stat is None or stat["state"] in ("Z", "X") or pid == os.getpid():
+            continue
+        words = read_text(os.path.join(proc, str(pid), "cmdline"), 65536).split("\0")
+        # A module of Ansible that looks at the folder names it, too, but not as what it runs.
+        runs = any(word.startswith(folder) for word in words[:2])
+        if runs or folder in read_text(os.path.join(proc, str(pid), "maps"), 1 << 24):
+            command = redact(" ".join(words).strip())[:COMMAND_CHARACTERS]
+            found.append({"pid": pid, "start_ticks": stat["start_ticks"], "command": command})
+    return found
+
+
 def mapped_files(directory, proc="/proc"):
     """Paths under `directory` that some process maps. Processes of other users can't be read without root."""
     mapped = set()

@@ -75,11 +75,27 @@ def distance(one, other):
     return rows[-1][-1]
 
 
-DISTINCT = ("kvtrial_", "vllm_")
-"""Prefixes that mean nothing else: one of theirs with a letter wrong is a slip. model_, engine_ and the like are words
-of everybody's: there only a name of at least two more words, all of them right, is one."""
-EVERYBODYS = ("llm", "llvm")
+DISTINCT = ("kvtrial_", "vllm_", "nvidia_driver_", "workload_")
+"""Prefixes under which a word of the project's is taken for its own, whatever the word: one of theirs with a letter
+wrong, or with a word left out (nvidia_version), is a slip. model_, engine_ and the like are words of everybody's."""
+EVERYBODYS = (
+    *("llm", "llvm", "mode", "model", "modal", "motel", "trail", "triad", "adapt", "adept", "observer", "observed"),
+    *("collector", "collected", "calibrations"),
+)
 """Words a letter or two beside a prefix that mean something themselves."""
+
+
+def _is_slip(begin, prefix, rest):
+    """Whether `begin` is a prefix of the project's with a slip, beside the rest of a name that has that prefix."""
+    whole = prefix.rstrip("_")
+    first = whole.split("_")[0]
+    if prefix in DISTINCT:
+        left_out = begin in whole.split("_") if "_" in rest else begin == first
+        return left_out or distance(begin, whole) == 1 or (first != whole and distance(begin, first) == 1)
+    if begin in whole.split("_") or distance(begin, whole) == 1:
+        # With a word of its own behind it, models_ is somebody's plural; modle_ is no word.
+        return "_" in rest or begin != whole + "s"
+    return False
 
 
 def meant(name, known, of_the_project):
@@ -97,13 +113,9 @@ def meant(name, known, of_the_project):
             near = difflib.get_close_matches(wanted, sorted(n for n in known if n.startswith("kvtrial_")), 1, 0.6)
             return wanted if wanted in known else near[0] if near else wanted
     for prefix in of_the_project:
-        prefix_words = prefix.rstrip("_").split("_")
-        for parts in {len(prefix_words), *range(1, len(prefix_words))}:
+        for parts in range(1, len(prefix.rstrip("_").split("_")) + 1):
             begin, rest = "_".join(words[:parts]), "_".join(words[parts:])
-            if prefix + rest not in known or not rest or begin in EVERYBODYS:
-                continue
-            long_enough = prefix in DISTINCT or "_" in rest
-            if long_enough and (begin in prefix_words or distance(begin, prefix.rstrip("_")) == 1):
+            if rest and prefix + rest in known and begin not in EVERYBODYS and _is_slip(begin, prefix, rest):
                 return prefix + rest
     return ""
 

@@ -30,6 +30,10 @@ options:
   project_dir:
     description: The project's checkout; its commit is recorded.
     type: path
+  summaries:
+    description: Whether hosts' summaries are written, so that the history needs no records; with O(action=conclude).
+    type: bool
+    default: false
   since_monotonic_seconds:
     description:
       - What an earlier step returned as RV(monotonic_seconds). With O(action=prepare) the time since then is recorded
@@ -43,6 +47,10 @@ options:
     type: str
   hosts:
     description: Hosts that are to be started next; required with O(action=stage).
+    type: list
+    elements: str
+  gone:
+    description: Hosts that this command has no more to do with, ended or given up; with O(action=stage).
     type: list
     elements: str
   archive:
@@ -211,7 +219,9 @@ def perform(campaign, parameters, check_mode):
         taken = campaign.collect(parameters["directory"], parameters["host"], parameters["archive"], state)
         return dict(taken, changed=bool(taken.get("added", True)))
     if action == "stage":
-        return dict(campaign.next_stage(parameters["directory"], parameters["hosts"]), changed=False)
+        return dict(
+            campaign.next_stage(parameters["directory"], parameters["hosts"], parameters["gone"] or []), changed=False
+        )
     if action == "find":
         return dict(campaign.find(parameters["directory"]), changed=False)
     if action == "retire":
@@ -220,7 +230,8 @@ def perform(campaign, parameters, check_mode):
     since = parameters["since_monotonic_seconds"]
     passed = None if since is None else time.monotonic() - since
     lost = {"lost_hosts": sorted(parameters["lost_hosts"])} if parameters["lost_hosts"] else {}
-    return dict(campaign.conclude(parameters["directory"], passed, **lost), changed=True)
+    summaries = bool(parameters["summaries"])
+    return dict(campaign.conclude(parameters["directory"], passed, summaries=summaries, **lost), changed=True)
 
 
 def main():
@@ -234,7 +245,9 @@ def main():
             "archive": {"type": "path"},
             "state": {"type": "dict"},
             "hosts": {"type": "list", "elements": "str"},
+            "gone": {"type": "list", "elements": "str"},
             "lost_hosts": {"type": "list", "elements": "str"},
+            "summaries": {"type": "bool", "default": False},
             "since_monotonic_seconds": {"type": "float"},
             "landed": {"type": "list", "elements": "path"},
             "keep_nights": {"type": "int"},

@@ -24,6 +24,13 @@ options:
     type: list
     elements: str
     default: []
+  record:
+    description: What an installation left, in JSON.
+    type: path
+  repository:
+    description: C(uri) and C(suite) of a repository; its entries in apt's sources are returned, but for those in C(own)
+    type: dict
+    default: {}
 attributes:
   check_mode:
     description: Runs the same in check mode.
@@ -45,6 +52,8 @@ facts:
       C(configured) is left, C(kernels) installed, running C(kernel), C(headers), C(dkms), C(secure_boot),
       C(module_version) that is loaded, C(smi_version) and C(smi_error), C(gpus), C(gpu_processes), C(gpu_unknown) (why
       nobody can say whether a GPU is in use; empty otherwise), C(uvm_node), C(nvswitch), C(os), C(architecture),
+      the C(record) (null where there is none), the C(sources) that name the repository, whether dpkg's C(journal) holds
+      what an interrupted run of it noted,
       C(systemd) (whether it runs, and may be told anything, which takes root), C(apt_lock), the sha256 of C(files) and
       the state of C(units).
   returned: always
@@ -53,12 +62,13 @@ facts:
 """
 
 import hashlib
+import json
 import os
 import platform
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kvtrial.vllm.plugins.module_utils import driver_facts, processes
+from ansible_collections.kvtrial.vllm.plugins.module_utils import apt_sources, driver_facts, processes
 
 PACKAGE_FORMAT = "${Package}\\t${Version}\\t${db:Status-Status}\\n"
 
@@ -102,6 +112,7 @@ def gather(module):
         "nvswitch": driver_facts.has_nvswitch(),
         "os": driver_facts.os_release(processes.read_text("/etc/os-release")),
         "architecture": platform.machine(),
+        "journal": driver_facts.has_journal(),
         "reboot_required": os.path.exists("/run/reboot-required"),
         "systemd": os.path.isdir("/run/systemd/system") and os.geteuid() == 0,
     }
@@ -135,18 +146,34 @@ def digests(paths):
     return found
 
 
+def read_record(path):
+    """The JSON of a file; None where there is none, or it is cut off."""
+    try:
+        with open(path) as file:
+            return json.load(file)
+    except (OSError, TypeError, ValueError):
+        return None
+
+
 def main():
     module = AnsibleModule(
         argument_spec={
             "wait_for_apt_seconds": {"type": "int", "default": 0},
             "files": {"type": "list", "elements": "path", "default": []},
             "units": {"type": "list", "elements": "str", "default": []},
+            "record": {"type": "path"},
+            "repository": {"type": "dict", "default": {}},
         },
         supports_check_mode=True,
     )
     facts = gather(module)
     facts["apt_lock"] = apt_lock(module.params["wait_for_apt_seconds"])
     facts["files"] = digests(module.params["files"])
+    facts["record"] = read_record(module.params["record"])
+    asked = module.params["repository"]
+    facts["sources"] = (
+        apt_sources.others(asked["uri"], asked["suite"], platform.machine(), asked["own"]) if asked else []
+    )
     facts["units"] = states(module, module.params["units"])
     module.exit_json(changed=False, facts=facts)
 

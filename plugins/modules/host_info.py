@@ -61,10 +61,11 @@ import os
 import platform
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.kvtrial.vllm.plugins.module_utils import host_facts, processes, program_state
+from ansible_collections.kvtrial.vllm.plugins.module_utils import driver_facts, host_facts, processes, program_state
 
 VOLATILE = (
     "boot_id",
+    "cuda_node",
     "disk_free_bytes",
     "dev_shm_free_bytes",
     "engines",
@@ -97,11 +98,12 @@ def gather(module):
         "cpus": len(os.sched_getaffinity(0)),
         "cpu_model": cpu_model,
         "cpu_flags": cpu_flags,
-        "cpu_governor": read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", 64).strip() or None,
+        "cpu_governor": host_facts.governor(),
         "kernel": platform.release(),
         "os": host_facts.parse_os_release(read("/etc/os-release")),
         "glibc": platform.libc_ver()[1],
         "module_python": platform.python_version(),
+        "cuda_node": driver_facts.is_node("/dev/nvidia-uvm"),
         "boot_id": read("/proc/sys/kernel/random/boot_id", 64).strip(),
         "systemd": os.path.isdir("/run/systemd/system"),
         "disk_free_bytes": host_facts.free_bytes(module.params["disk_path"]),

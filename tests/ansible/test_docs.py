@@ -1,5 +1,6 @@
 """Documents that name tests, tables and versions say what is so."""
 
+import json
 import re
 from pathlib import Path
 
@@ -58,3 +59,20 @@ def test_ansible_core_is_locked_and_its_version_checked():
     assert "ansible_version.full is version(__preflight_ansible, '>=')" in inventory
     for name in ("provision", "prepare"):
         assert "tasks_from: inventory" in (ROOT / "playbooks" / f"{name}.yml").read_text()
+
+
+def test_what_a_provision_costs_the_controller_is_said_as_it_was_measured():
+    rows = json.loads((ROOT / "tests" / "bench" / "results" / "fleet.json").read_text())["rows"]
+    measured = {(row["subject"], row["metric"]): row["value"] for row in rows}
+    text = (ROOT / "docs" / "provision" / "tests.md").read_text()
+    for words, metric in (
+        ("CPU of the controller a host, s", "controller CPU per host"),
+        ("tasks a host", "tasks per host"),
+        ("of them skipped", "tasks skipped per host"),
+        ("wall time of the ten, s", "wall time of the fleet"),
+    ):
+        first, again = (
+            measured[f"{subject}, 10 hosts", metric] for subject in ("first provision", "provision without a change")
+        )
+        assert f"| {words} | {first} | {again} |" in text
+    assert measured["provision without a change, 10 hosts", "controller CPU per host"] <= 5

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jinja2
 import pytest
 import yaml
 from ansible_collections.kvtrial.vllm.plugins.filter.driver_changes import driver_changes
 from ansible_collections.kvtrial.vllm.plugins.filter.driver_due import driver_due
+from ansible_collections.kvtrial.vllm.plugins.filter.driver_held import driver_held
 from ansible_collections.kvtrial.vllm.plugins.filter.driver_specs import driver_specs
+from ansible_collections.kvtrial.vllm.plugins.filter.driver_stays import driver_stays
 from ansible_collections.kvtrial.vllm.plugins.module_utils import driver_facts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,17 +148,70 @@ def test_the_preference_holds_every_package_of_the_driver_and_no_other(family, t
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_unattended_upgrades_and_the_role_know_the_same_names_as_the_preference(family):
-    """Whatever the preference pins is left alone by unattended upgrades, and counts as the driver's."""
-    texts = yaml.safe_load((ROOT / "roles/nvidia_driver/vars/main.yml").read_text())
-    # As unattended-upgrades reads it: each is matched from the name's start.
-    excluded = re.findall(r'"(.+?)";', texts["__nvidia_driver_upgrades"])
-    assert len(excluded) > 5
-    for name in FAMILIES[family][1].split():
-        assert any(re.match(pattern, name) for pattern in excluded), name
-        assert driver_facts.parse_packages(f"{name}\t580.95.05-1\tinstalled\n")["driver"], name
-    for name in NOT_THE_DRIVERS.split():
-        assert not driver_facts.parse_packages(f"{name}\t1.18.0-1\tinstalled\n")["driver"], name
+def test_unattended_upgrades_leave_alone_what_is_installed_of_the_driver_and_nothing_else(family):
+    """As unattended-upgrades reads it: from the name's start. What else it holds back gets no security upgrade."""
+    revision, names = FAMILIES[family][0], FAMILIES[family][1].split()
+    listing = "".join(f"{name}\t580.95.05-{revision}\tinstalled\n" for name in names)
+    others = [
+        *NOT_THE_DRIVERS.split(),
+        "libnvme1",
+        "libnvpair3linux",
+        "libnvinfer10",
+        "nvidia-cuda-toolkit",
+    ]
+    listing += "".join(f"{name}\t1.18.0-1\tinstalled\n" for name in others)
+    packages = driver_facts.parse_packages(listing)["driver"]
+    held = driver_held(packages, "580.95.05")
+    assert [name for name in names if not any(re.match(pattern, name) for pattern in held)] == []
+    more = [*others, *(f"{name}-more" for name in names)]
+    assert [name for name in more if any(re.match(pattern, name) for pattern in held)] == []
+
+
+def test_a_companion_of_another_version_gets_its_upgrades():
+    packages = {
+        "nvidia-settings": "535.1.1-1",
+        "libcuda1": "580.95.05-1",
+        "nvidia-firmware-580-580.82.07": "580.82.07-1",
+    }
+    assert driver_held(packages, "580.95.05") == ["^libcuda1$"]
+    assert driver_held({"nvidia-firmware-580-580.82.07": "580.82.07-1"}, "580.82.07") == [
+        r"^nvidia-firmware-580-580\.82\.07$"
+    ]
+
+
+@pytest.mark.skipif(not shutil.which("apt-config"), reason="asks the real apt, which is not here")
+def test_the_exclusion_is_read_by_apt_as_it_is_meant(tmp_path):
+    text = yaml.safe_load((ROOT / "roles/nvidia_driver/vars/main.yml").read_text())["__nvidia_driver_upgrades"]
+    held = ["^libcuda1$", r"^nvidia-firmware-580-580\.82\.07$"]
+    (tmp_path / "51").write_text(jinja2.Template(text).render(__nvidia_driver_held=held))
+    asked = ["apt-config", "dump", "--format", "%v%n", "Unattended-Upgrade::Package-Blacklist"]
+    done = subprocess.run(asked, env={"APT_CONFIG": str(tmp_path / "51"), "PATH": "/usr/bin:/bin"}, check=True,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.stdout.split() == held
+
+
+def test_whose_the_driver_is_is_what_its_record_says():
+    mine, now = {"found": {}, "versions": ["570.1.1", "580.95.05"]}, {"libcuda1": "580.95.05-1"}
+    assert driver_stays(now, mine) == driver_stays({}, None) == ""
+    # Killed in the middle of an upgrade, and with a companion of the distribution's beside it.
+    assert driver_stays({"libcuda1": "570.1.1-1", "nvidia-smi": ""}, mine) == ""
+    assert driver_stays(now, {**mine, "found": {"nvidia-settings": "535.1.1-1"}}) == ""
+    assert driver_stays(now, None) == "this project did not bring it"
+    found = {"libcuda1": "560.1.1-1", "nvidia-smi": "560.1.1-1"}
+    assert driver_stays(now, {**mine, "found": found}) == (
+        "one was there before this project (libcuda1 560.1.1-1 and so on)"
+    )
+    assert driver_stays({"libcuda1": "590.1.1-1"}, mine) == (
+        "this project brought 570.1.1, 580.95.05, and somebody another one since"
+    )
+
+
+def test_an_interrupted_dpkg_is_seen_by_its_journal(tmp_path):
+    (tmp_path / "updates").mkdir()
+    (tmp_path / "updates" / "tmp.i").touch()
+    assert not driver_facts.has_journal(str(tmp_path)) and not driver_facts.has_journal(str(tmp_path / "none"))
+    (tmp_path / "updates" / "0003").touch()
+    assert driver_facts.has_journal(str(tmp_path))
 
 
 def test_dkms_is_read_with_and_without_a_slash():

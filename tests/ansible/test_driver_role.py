@@ -31,6 +31,9 @@ FACTS = {
     "architecture": "x86_64",
     "apt_lock": None,
     "files": {},
+    "journal": False,
+    "record": None,
+    "sources": [],
 }
 READY = {"nvidia_driver_host_drained": True, "nvidia_driver_reboot_allowed": True, "nvidia_driver_version": PIN}
 KEY = "0" * 64
@@ -41,6 +44,10 @@ NAMED = {
     "nvidia_driver_repository_key_sha256": KEY,
 }
 NAMED_WELL = {**NAMED, "nvidia_driver_repository_key_sha256": hashlib.sha256(Path(__file__).read_bytes()).hexdigest()}
+OTHER_KEY = "1" * 64
+RECORD = {"found": {}, "versions": [PIN]}
+"""What an installation of this project's leaves, on a host that had no driver before."""
+OURS = {"nvidia_driver_manage": True, "nvidia_driver_state": "absent"}
 UBUNTU = {**NAMED_WELL, "nvidia_driver_packages": ["nvidia-driver-580-open", "libnvidia-compute-580"]}
 
 
@@ -62,6 +69,25 @@ def simulation(said: str, rc: int = 0) -> dict:
 def listed(said: str, rc: int = 0) -> dict:
     """What apt-get update printed."""
     return {"__nvidia_driver_update": {"rc": rc, "stdout": "", "stderr": said}}
+
+
+def entry(**fields: object) -> dict:
+    """What driver_info found in apt's sources: an entry for the same repository, as cuda-keyring brings one."""
+    key = {"signed_by": "/usr/share/keyrings/cuda-archive-keyring.gpg", "key_sha256": OTHER_KEY}
+    return {
+        "file": "/etc/apt/sources.list.d/cuda.list",
+        "kinds": ["deb"],
+        "components": [],
+        "trusted": "",
+        **key,
+        **fields,
+    }
+
+
+def brought(rc: int, **facts: object) -> dict:
+    """What apt-get ended with, and what was there then."""
+    said = "dpkg: error processing package x (--configure):\nE: Sub-process /usr/bin/dpkg returned an error code (1)\n"
+    return {"__nvidia_driver_apt_get": {"rc": rc, "stdout": "", "stderr": said}, **after(**facts), **NAMED_WELL}
 
 
 def after(**facts: object) -> dict:
@@ -113,6 +139,24 @@ CASES: dict[str, tuple[str, dict, dict, str]] = {
     "ubuntu-2004": ("settings", on("ubuntu", "20.04"), UBUNTU, "is ubuntu 20.04 on x86_64; drivers are brought to"),
     "power": ("settings", on("ubuntu", "24.04", "ppc64le"), UBUNTU, "is ubuntu 24.04 on ppc64le; drivers are brought"),
     "no-bundle": ("settings", {}, {**NAMED, "nvidia_driver_debs": "/none"}, "nvidia_driver_debs=/none has no Packages"),
+    "other-source": (
+        "settings",
+        {"sources": [entry()]},
+        NAMED_WELL,
+        f"cuda.list (its key /usr/share/keyrings/cuda-archive-keyring.gpg has sha256 {OTHER_KEY}); a second entry with",
+    ),
+    "trusted-source": (
+        "settings",
+        {"sources": [entry(trusted="yes")]},
+        NAMED_WELL,
+        "cuda.list (trusted=yes, by which no key is asked); a second entry",
+    ),
+    "other-source-same-key": (
+        "settings",
+        {"sources": [entry(key_sha256=NAMED_WELL["nvidia_driver_repository_key_sha256"])]},
+        NAMED_WELL,
+        "",
+    ),
     "module": ("verify", {"module_version": "570.1.1"}, {}, f"says driver {PIN}, the loaded module is 570.1.1"),
     "pin": ("verify", {"module_version": "570.1.1", "smi_version": "570.1.1"}, {}, f"570.1.1, the pin is {PIN}"),
     "no-driver": (
@@ -125,7 +169,18 @@ CASES: dict[str, tuple[str, dict, dict, str]] = {
     "library": ("verify", {"packages": {"libcuda1": "580.105.08-1"}}, {}, "libcuda1 580.105.08-1 is of another"),
     "companion": ("verify", {"packages": {"nvidia-settings": "535.1.1-1", "libcuda1": f"{PIN}-1"}}, {}, ""),
     "agrees": ("verify", {}, {}, ""),
-    "no-node": ("verify", {"uvm_node": False}, {}, "/dev/nvidia-uvm is missing, and a CUDA engine, which runs without"),
+    "no-node": (
+        "verify",
+        {"uvm_node": False},
+        {"nvidia_driver_device_nodes": True},
+        "t make it; see journalctl -u kvtrial-nvidia-nodes.service on the host for",
+    ),
+    "no-node-of-somebodys": (
+        "verify",
+        {"uvm_node": False},
+        {},
+        "t make it; load nvidia_uvm there and make the node at every boot, or set nvidia_driver_device_nodes=true",
+    ),
     "no-node-no-systemd": ("verify", {"uvm_node": False, "systemd": False}, {}, ""),
     "no-fabric-unit": ("verify", {"nvswitch": True}, {}, "(nvidia-fabricmanager is not there), so no CUDA program"),
     "fabric-failed": ("verify", {"nvswitch": True, "units": fabric("failed")}, {}, "(nvidia-fabricmanager is failed)"),
@@ -157,6 +212,23 @@ CASES: dict[str, tuple[str, dict, dict, str]] = {
         simulation("Remv foo [1]\n"),
         "Nothing was installed, and the driver and its preference are left as they were",
     ),
+    # apt ends what dpkg has begun of others, too, and where that fails the driver is there all the same.
+    "brought": ("brought", {}, brought(0), ""),
+    "brought-but-others": ("brought", {}, brought(100), ""),
+    "half-configured": (
+        "brought",
+        {},
+        brought(100, unfinished=["nvidia-driver-cuda"]),
+        "dpkg: error processing package x (--configure):; E: Sub-process /usr/bin/dpkg returned an error code (1)",
+    ),
+    "not-brought": ("brought", {}, brought(100, packages={}), "apt-get ended with 100 while it brought nvidia-driver-"),
+    "removed": ("removed", {}, {**brought(100, packages={}), **OURS}, ""),
+    "not-removed": (
+        "removed",
+        {"record": RECORD},
+        {**brought(100), **OURS},
+        "ended with 100 and left nvidia-driver-cuda: dpkg",
+    ),
     "removal": ("removable", {"configured": ["old"]}, simulation("Purg nvidia-driver-cuda [1]\nPurg old [1]\n"), ""),
     "removal-takes-others": (
         "removable",
@@ -166,8 +238,8 @@ CASES: dict[str, tuple[str, dict, dict, str]] = {
     ),
     "removal-fails": (
         "removable",
-        {},
-        {**simulation("", rc=100), "nvidia_driver_manage": True},
+        {"record": RECORD},
+        {**simulation("", rc=100), **OURS},
         "nvidia-driver-cuda: E: broken.",
     ),
     "list": ("listed", {}, listed("Get:1 https://mirror InRelease\n"), ""),
@@ -218,7 +290,7 @@ CASES: dict[str, tuple[str, dict, dict, str]] = {
 }
 
 
-PARTS = ("refusals", "settings", "verify", "listed", "simulated", "removable", "installed")
+PARTS = ("refusals", "settings", "verify", "listed", "simulated", "removable", "installed", "brought", "removed")
 
 
 def role(part):
@@ -279,6 +351,7 @@ DECISIONS = """
           removes={{ __nvidia_driver_removable | join(',') }} loaded={{ nvidia_driver_loaded_version }}
           units={{ __nvidia_driver_units_due }} idle={{ __nvidia_driver_idle_units | join(',') }}.
 """
+NOTED = "/etc/apt/kvtrial-nvidia-driver.json"
 SOURCES = "/etc/apt/sources.list.d/kvtrial-nvidia-driver.sources"
 PREFERENCE = "/etc/apt/preferences.d/kvtrial-nvidia-driver"
 NODES = "/etc/systemd/system/kvtrial-nvidia-nodes.service"
@@ -288,8 +361,8 @@ GONE = {"packages": {}, "module_version": None, "smi_version": None}
 IDLE = {"kvtrial-nvidia-nodes.service": {"active": "inactive", "enabled": False}, **fabric("inactive")}
 # name: (facts that differ, settings that differ, what is decided)
 DECIDED: dict[str, tuple[dict, dict, str]] = {
-    "as-pinned": ({}, {}, f"changes=False disturbs=False removes=nvidia-driver-cuda loaded={PIN}"),
-    "older": (OLDER, {}, "changes=True disturbs=True removes=nvidia-driver-cuda loaded=570.1.1"),
+    "as-pinned": ({}, {}, f"changes=False disturbs=False removes= loaded={PIN}"),
+    "older": (OLDER, {}, "changes=True disturbs=True removes= loaded=570.1.1"),
     "not-finished": ({"unfinished": ["libcuda1"]}, {}, "changes=True disturbs=True"),
     # Companions of a distribution, as Debian 13 has them: a reboot at every run, before.
     "companions": (
@@ -303,28 +376,53 @@ DECIDED: dict[str, tuple[dict, dict, str]] = {
         "changes=False disturbs=False removes= ",
     ),
     "removal": (
-        {"files": {SOURCES: "0", PREFERENCE: "0"}},
+        {"files": {SOURCES: "0", PREFERENCE: "0"}, "record": RECORD},
         ABSENT,
         "changes=True disturbs=True removes=nvidia-driver-c",
     ),
-    "removal-of-a-strangers": ({}, ABSENT, "changes=True disturbs=True removes=nvidia-driver-cuda"),
+    # A driver that was there before is pinned by this project, and upgraded; it does not go with it.
+    "removal-of-a-strangers": ({}, ABSENT, "changes=False disturbs=False removes= "),
+    "removal-of-a-pinned-strangers": ({"files": {PREFERENCE: "0"}}, ABSENT, "changes=True disturbs=False removes= "),
+    "removal-of-an-upgraded-strangers": (
+        {"files": {NOTED: "0"}, "record": {"found": {"libcuda1": "570.1.1-1"}, "versions": [PIN]}},
+        ABSENT,
+        "changes=True disturbs=False removes= ",
+    ),
+    "removal-of-another-since": (
+        {"files": {NOTED: "0"}, "record": {"found": {}, "versions": ["570.1.1"]}},
+        ABSENT,
+        "changes=True disturbs=False removes= ",
+    ),
+    # A companion of the distribution's was there before: it stays, the driver does not.
+    "removal-but-a-companion": (
+        {
+            "packages": {"nvidia-driver-cuda": f"{PIN}-1", "nvidia-settings": "535.1.1-1"},
+            "record": {"found": {"nvidia-settings": "535.1.1-1"}, "versions": [PIN]},
+        },
+        ABSENT,
+        "changes=True disturbs=True removes=nvidia-driver-cuda loaded",
+    ),
     # The packages went and the playbook was cut off: before the reboot, and after it.
     "cut-off-before-the-reboot": (
-        {"packages": {}, "files": {SOURCES: "0", PREFERENCE: "0"}},
+        {"packages": {}, "files": {SOURCES: "0", PREFERENCE: "0"}, "record": RECORD},
         ABSENT,
         "changes=True disturbs=True removes= ",
     ),
     "cut-off-after-the-reboot": (
-        {**GONE, "files": {SOURCES: "0", PREFERENCE: "0"}},
+        {**GONE, "files": {SOURCES: "0", PREFERENCE: "0"}, "record": RECORD},
         ABSENT,
         "changes=True disturbs=False removes= ",
     ),
     "cut-off-in-the-purge": (
-        {**GONE, "configured": ["libcuda1"], "files": {SOURCES: "0"}},
+        {**GONE, "configured": ["libcuda1"], "files": {NOTED: "0"}, "record": RECORD},
         ABSENT,
         "changes=True disturbs=True removes=libcuda1 ",
     ),
-    "cut-off-at-the-end": ({**GONE, "files": {SOURCES: "0"}}, ABSENT, "changes=True disturbs=False removes= "),
+    "cut-off-at-the-end": (
+        {**GONE, "files": {NOTED: "0"}, "record": RECORD},
+        ABSENT,
+        "changes=True disturbs=False removes= ",
+    ),
     "all-gone": (GONE, ABSENT, "changes=False disturbs=False removes= "),
     # Somebody's driver, which came without packages: it is not rebooted away at every run.
     "somebodys-without-packages": ({"packages": {}}, ABSENT, "changes=False disturbs=False removes= "),
@@ -342,7 +440,13 @@ DECIDED: dict[str, tuple[dict, dict, str]] = {
     "fabric-of-somebodys": (
         {"units": IDLE, "nvswitch": True},
         {"nvidia_driver_manage": False},
-        "idle=kvtrial-nvidia-nodes.service.",
+        "units=False idle=.",
+    ),
+    # The node is made on a host whose driver is only looked at where that is asked for.
+    "nodes-of-somebodys": (
+        {"units": IDLE},
+        {"nvidia_driver_manage": False, "nvidia_driver_device_nodes": True},
+        "units=True idle=kvtrial-nvidia-nodes.service.",
     ),
     "no-systemd": ({"units": IDLE, "systemd": False}, {}, "units=False"),
 }
@@ -370,9 +474,7 @@ def decided(tools, folder, *arguments):
     assert done.returncode == 0, done.stdout
     said = " ".join(done.stdout.split())
     return {
-        name: match[1]
-        for name in DECIDED
-        if (match := re.search(rf"\b{name} (changes=.*?\.(?:service)?\.?)(?: |$)", said))
+        name: match[1] for name in DECIDED if (match := re.search(rf"\b{name} (changes=.*?idle=\S*\.)(?: |$)", said))
     }
 
 

@@ -16,6 +16,23 @@ def test_meminfo_is_in_bytes():
     }
 
 
+@pytest.mark.parametrize(
+    ("governors", "said"),
+    [
+        ({}, None),
+        ({0: "performance", 1: "performance", 11: "performance"}, "performance"),
+        ({0: "performance", 1: "powersave", 11: "powersave"}, "performance (1 CPU), powersave (2 CPUs)"),
+    ],
+)
+def test_the_governor_is_that_of_all_cpus_and_a_mixed_one_is_named(governors, said, tmp_path):
+    """The first CPU's alone says nothing of the others, on which the engine runs. To modules and host program."""
+    (tmp_path / "cpufreq").mkdir()
+    for cpu, name in governors.items():
+        (tmp_path / f"cpu{cpu}" / "cpufreq").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}" / "cpufreq" / "scaling_governor").write_text(f"{name}\n")
+    assert host_facts.governor(str(tmp_path)) == conditions.governor(tmp_path) == said
+
+
 MEMINFO = f"MemTotal: {64 * 2**20} kB\nMemAvailable: {50 * 2**20} kB\nSwapTotal: 0 kB\n"
 V1 = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat")
 V2 = ("memory.max", "memory.current", "memory.stat")

@@ -115,16 +115,151 @@ def campaign(tmp_path):
     return tmp_path / "state"
 
 
-@pytest.mark.parametrize("check", [False, True])
-def test_a_provision_is_refused_while_a_campaign_runs_and_its_own_experiment_is_not(tmp_path, campaign, check):
+def test_a_provision_is_refused_while_a_campaign_runs_and_its_own_experiment_is_not(tmp_path, campaign):
     path = tmp_path / "run" / "provision.lock"
-    asked = {"path": str(path), "state_dir": str(campaign), "_ansible_check_mode": check}
+    asked = {"path": str(path), "state_dir": str(campaign)}
     refused = lock_module(**asked)
     assert refused["failed"]
     assert refused["msg"].startswith(f"Campaign 20260101-a runs here (host program, pid {os.getpid()}), and a change")
     assert not path.exists()
     assert not lock_module(**asked, purpose="experiment").get("failed")
-    assert path.exists() is not check
+    assert path.exists()
+
+
+def test_check_mode_writes_nothing_and_so_is_refused_nothing(tmp_path, campaign):
+    """What a run would be refused for is said."""
+    path = tmp_path / "run" / "provision.lock"
+    asked = {"path": str(path), "state_dir": str(campaign), "_ansible_check_mode": True}
+    looked = lock_module(**asked)
+    assert not looked.get("failed") and not path.parent.exists()
+    assert looked["refusal"].startswith("Campaign 20260101-a runs here") and looked["programs"][0]["pid"] == os.getpid()
+    assert lock_module(**asked, purpose="experiment")["refusal"] == ""
+    host_lock.take(str(path), {"owner": "other", "by": "ann on ctl (pid 7)", "since": 0})
+    assert lock_module(**asked, purpose="experiment")["refusal"].startswith("Another provision, by ann on ctl (pid 7)")
+
+
+def test_a_removal_is_refused_beside_a_campaign_and_where_runs_lie_that_nobody_fetched(tmp_path, campaign):
+    path = tmp_path / "run" / "provision.lock"
+    asked = {"path": str(path), "state_dir": str(campaign), "purpose": "removal"}
+    refused = lock_module(**asked)
+    assert refused["msg"] == (
+        f"Campaign 20260101-a runs here (host program, pid {os.getpid()}), and a removal would end it and take its "
+        "runs; wait for its end and fetch them, or add -e kvtrial_purge=true."
+    )
+    (campaign / "campaigns" / "20260101-a" / "progress.json").unlink()
+    assert not lock_module(**asked).get("failed")
+    for run, digest in (("p01-1-control", "1" * 64), ("p01-2-offload", "2" * 64), (".partial", "3" * 64)):
+        folder = campaign / "campaigns" / "20260101-a" / "runs" / run
+        folder.mkdir(parents=True)
+        (folder / "record.sha256").write_text(f"{digest}  record.json\n")
+    sentence = (
+        "Runs that were not fetched whole lie here (20260101-a: {}), and a removal would take them; fetch them "
+        "(playbooks/fetch.yml), or add -e kvtrial_purge=true."
+    )
+    assert lock_module(**asked)["msg"] == sentence.format(2)
+    fetched = campaign / "campaigns" / "20260101-a" / "fetched.json"
+    # One of them was measured anew since.
+    fetched.write_text(json.dumps({"runs": {"p01-1-control": "1" * 64, "p01-2-offload": "0" * 64}}))
+    assert lock_module(**asked)["msg"] == sentence.format(1)
+    assert not lock_module(**asked, results_may_go=True).get("failed")
+    fetched.write_text(json.dumps({"runs": {"p01-1-control": "1" * 64, "p01-2-offload": "2" * 64}}))
+    assert not lock_module(**asked).get("failed")
+    fetched.write_text("{")
+    assert lock_module(**asked)["msg"] == sentence.format(2)
+
+
+def test_each_users_lock_is_seen_by_the_others_and_nobody_makes_one_for_another(tmp_path):
+    """Root's provision and a user's experiment are of one host."""
+    if os.geteuid():
+        pytest.skip("to give a folder to another user takes root")
+    run, tmp = str(tmp_path / "run" / "kvtrial"), str(tmp_path / "kvtrial-")
+    places = {uid: host_lock.default_path(uid, run, tmp) for uid in (0, 1000, 1001)}
+    assert places[0] == f"{run}/provision.lock" and places[1000] == f"{tmp}1000/provision.lock"
+    host_lock.take(places[0], {"owner": "root"})
+    assert host_lock.elsewhere(0, run, tmp) == {}
+    assert host_lock.elsewhere(1000, run, tmp) == {places[0]: {"owner": "root"}}
+    host_lock.take(places[1000], {"owner": "ann"})
+    # Root made that folder, so it is no lock of user 1000's.
+    assert host_lock.elsewhere(0, run, tmp) == {}
+    os.chown(Path(places[1000]).parent, 1000, 1000)
+    assert host_lock.elsewhere(0, run, tmp) == {places[1000]: {"owner": "ann"}}
+    assert set(host_lock.elsewhere(1001, run, tmp)) == {places[0], places[1000]}
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "provision.lock").write_text("{}")
+    (tmp_path / "kvtrial-1002").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "kvtrial-x").mkdir()
+    assert set(host_lock.elsewhere(0, run, tmp)) == {places[1000]}
+
+
+@pytest.mark.parametrize("wrong", ["owner", "mode", "link", "file"])
+def test_a_folder_that_somebody_else_made_first_is_refused(tmp_path, wrong):
+    folder = tmp_path / "kvtrial-0"
+    if wrong == "link":
+        (tmp_path / "theirs").mkdir()
+        folder.symlink_to(tmp_path / "theirs")
+    elif wrong == "file":
+        folder.write_text("")
+    else:
+        folder.mkdir(mode=0o755)
+    if wrong == "owner":
+        if os.geteuid():
+            pytest.skip("to give a folder to another user takes root")
+        os.chown(folder, 1000, 1000)
+    if wrong == "mode":
+        folder.chmod(0o777)
+    refused = lock_module(path=str(folder / "provision.lock"))
+    assert refused["failed"] and f"The lock's folder {folder} " in refused["msg"], refused
+    assert refused["msg"].endswith("remove it, and run again.")
+    assert not list(tmp_path.glob("*/provision.lock"))
+
+
+AS_USERS = """
+import json, os, subprocess, sys
+from ansible.module_utils import basic
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.kvtrial.vllm.plugins.modules import host_lock
+def lock(uid, told):
+    with patch_module_args({"owner": str(uid), "by": "user %d" % uid, **told}):
+        host_lock.main()
+def run(uid, told):
+    print(flush=True)
+    if os.fork() == 0:
+        os.setegid(uid), os.seteuid(uid)
+        lock(uid, told)
+    os.wait()
+# What is imported late is there before the folders are changed.
+try:
+    lock(0, {"path": sys.argv[1] + "/warm/provision.lock"})
+except SystemExit:
+    pass
+for place in ("run", "tmp"):
+    subprocess.run(["mount", "--bind", sys.argv[1] + "/" + place, "/" + place], check=True)
+run(0, {})
+run(1000, {"purpose": "experiment"})
+run(0, {"state": "free"})
+run(1000, {"purpose": "experiment"})
+run(0, {})
+print("\\n" + json.dumps([os.path.exists("/run/kvtrial"), os.listdir("/tmp/kvtrial-1000")]))
+"""
+
+
+def test_a_users_experiment_and_roots_provision_of_one_host_keep_each_other_off(tmp_path):
+    """By the module itself, as two users of this machine, with a /run and a /tmp of their own."""
+    if os.geteuid() or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+        pytest.skip("other users, and a /tmp of one's own, take root")
+    for name in ("run", "tmp"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    done = subprocess.run(
+        ["unshare", "--mount", sys.executable, "-c", AS_USERS, tmp_path], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "collections")},
+    )  # fmt: skip
+    assert done.stderr == "", done.stderr
+    *said, left = [json.loads(line) for line in done.stdout.splitlines() if line]
+    assert [one.get("failed", False) for one in said] == [False, False, True, False, False, True], done.stdout
+    assert said[2]["msg"].startswith("Another provision, by user 0, has held this host for ")
+    assert said[5]["msg"].startswith("An experiment, by user 1000, has held this host for ")
+    assert left == [False, ["provision.lock"]]
 
 
 def test_an_experiment_that_holds_a_host_is_named(tmp_path):
@@ -215,6 +350,28 @@ def test_whoever_else_holds_a_host_is_named(machine, playbook, sentence):
     assert machine.last(done).startswith(sentence), done.stdout[-3000:]
     assert json.loads(machine.lock.read_text())["owner"] == "elsewhere/x/y:1:1"
     assert not machine.state.exists()
+
+
+def test_check_mode_beside_a_campaign_says_what_differs_and_reads_no_model(machine, campaign):
+    model = {"kvtrial_model_directory": "/nonexistent"}
+    done = machine.play(
+        "playbooks/provision.yml", "--check", "--diff", apart=False, kvtrial_state_dir=str(campaign), **model
+    )
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 0, said
+    assert "h1: as things are, a run would be refused: Campaign 20260101-a runs here (host program, pid " in said
+    assert "would be installed into" in said
+    assert (
+        "h1: the model in /nonexistent is not compared, since reading it would disturb the campaign that runs" in said
+    )
+    assert not machine.lock.exists()
+
+
+def test_a_removal_beside_a_campaign_is_refused_and_takes_nothing(machine, campaign):
+    done = machine.play("playbooks/provision.yml", apart=False, kvtrial_state_dir=str(campaign), kvtrial_state="absent")
+    assert done.returncode != 0
+    assert "and a removal would end it and take its runs; wait for its end" in machine.last(done), done.stdout[-3000:]
+    assert (campaign / "campaigns" / "20260101-a" / "progress.json").exists() and not machine.lock.exists()
 
 
 def test_a_provision_is_refused_beside_a_campaign_in_a_sentence(machine, campaign):

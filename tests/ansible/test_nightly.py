@@ -255,3 +255,33 @@ def test_values_as_they_are_given_on_a_command_line_are_understood(nights, tmp_p
     (folder / "mine.txt").unlink()
     assert nights("absent", "nightly_purge=yes").returncode == 0
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(("connection", "is_kept_off"), [("ssh", True), ("ansible.builtin.local", False)])
+def test_the_service_alone_can_be_brought_and_knows_whether_a_host_is_the_controller(
+    tools, tmp_path, connection, is_kept_off
+):
+    (tmp_path / "hosts.yml").write_text(
+        yaml.safe_dump({"all": {"hosts": {"g01": {"ansible_connection": connection, "ansible_host": "g01.example"}}}})
+    )
+    play = [{"hosts": "localhost", "connection": "local", "gather_facts": False,
+             "roles": [{"role": "kvtrial.vllm.nightly"}]}]  # fmt: skip
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(play))
+    for folder in ("units", "nights", "nights/env", "nights/project", "nights/inventory"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "nights" / ".kvtrial-nightly").touch()
+    given = {
+        "nightly_inventory": f"{tmp_path}/hosts.yml",
+        "nightly_project": str(ROOT),
+        "nightly_venv": str(Path(tools.path("x")).parents[1]),
+        "nightly_directory": f"{tmp_path}/nights",
+        "__nightly_units": f"{tmp_path}/units",
+        "__nightly_stamp": f"{tmp_path}/stamp",
+        "ansible_python_interpreter": sys.executable,
+    }
+    done = tools.run("ansible-playbook", str(tmp_path / "play.yml"), "-i", "localhost,", "--tags", "nightly_configure",
+                     "-e", json.dumps(given))  # fmt: skip
+    # Where no systemd is, the timer can't be set, which comes last.
+    service = tmp_path / "units" / "kvtrial-nightly.service"
+    assert service.is_file(), done.stdout + done.stderr
+    assert ("ProtectSystem=full" in service.read_text()) is is_kept_off

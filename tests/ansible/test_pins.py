@@ -1,11 +1,19 @@
 """What keeps a fleet alike: names that are read, wheels that a host can run, hosts that do not differ."""
 
 import json
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.kvtrial.vllm.plugins.filter.odd_hosts import odd_hosts, unlike_fleet, unlike_pins
+from ansible_collections.kvtrial.vllm.plugins.filter.odd_hosts import (
+    changed_since,
+    odd_hosts,
+    unlike_fleet,
+    unlike_pins,
+)
 from ansible_collections.kvtrial.vllm.plugins.filter.wheel_needs import wheel_needs
 from ansible_collections.kvtrial.vllm.plugins.module_utils import variable_names
 
@@ -41,6 +49,18 @@ def test_a_misspelt_name_is_named_with_the_one_that_was_meant():
         ("nvidia_reboot_allowed", "nvidia_driver_reboot_allowed"),
         ("nvida_driver_reboot_allowed", "nvidia_driver_reboot_allowed"),
         ("modle_manifest_revision", "model_manifest_revision"),
+        ("nvdia_driver_packages", "nvidia_driver_packages"),
+        ("nvidia_drivers_version", "nvidia_driver_version"),
+        ("nvidia_version", "nvidia_driver_version"),
+        ("nvidia_packages", "nvidia_driver_packages"),
+        ("nvida_version", "nvidia_driver_version"),
+        ("nvidia_drver_version", "nvidia_driver_version"),
+        ("wokload_python", "workload_python"),
+        ("workloads_python", "workload_python"),
+        ("workloads_wheelhouse", "workload_wheelhouse"),
+        ("modle_root", "model_root"),
+        ("egnine_backend", "engine_backend"),
+        ("preflght_port", "preflight_port"),
     ],
 )
 def test_a_name_misspelt_in_its_prefix_is_named_with_the_one_that_was_meant(name, meant):
@@ -54,7 +74,10 @@ def test_a_name_misspelt_in_its_prefix_is_named_with_the_one_that_was_meant(name
     [
         "models_root", "models_directory", "engines_port", "trail_state", "trials", "my_pairs", "site_name",
         "hub_token", "retrial_count", "material_seed", "kv_cache_dtype", "kv_store_port", "llvm_version", "llm_lock",
-        "nvidia_version", "nvidia_packages", "nvidia_smi_path", "cuda_version", "driver_model", "node_exporter_port",
+        "nvidia_smi_path", "nvidia_gpu_count", "nvidia_container_toolkit_version", "driver_packages",
+        "nvidia_cuda_version", "workloads_enabled", "packages", "python_version", "mode_root", "modal_port",
+        "trail_campaign", "adapt_state", "trials_campaign", "observer_port", "cuda_version", "driver_model",
+        "node_exporter_port",
         "vlan_id", "virtual_machine_host", "rack", "gpu_count", "modern_python", "workloads", "ansible_user",
         "ansible_port", "inventory_hostname", "group_names", "omit", "playbook_dir", "trust_model_root",
         "collected_facts", "llm_version", "vision_lock",
@@ -222,6 +245,29 @@ def test_every_odd_host_is_named_once():
     ]
 
 
+def test_what_one_host_may_differ_in_is_compared_with_the_others_hosts_all_the_same():
+    """Whichever host the inventory names first."""
+    hosts = {name: {"driver": "580.1.1", "kernel": "6.1"} for name in ("a", "b", "c")}
+    pins = {name: {"driver": "580.1.1"} for name in hosts}
+    hosts["a"] = {"driver": "590.1.1", "kernel": "6.9"}
+    hosts["c"] = {"driver": "570.1.1", "kernel": "6.1"}
+    allowed = {"a": ["driver", "kernel"], "b": [], "c": []}
+    assert unlike_fleet(hosts, pins, allowed) == ["c is not as pinned: driver is 570.1.1, pinned is 580.1.1"]
+    assert unlike_fleet(hosts, {}, allowed) == ["driver: b has 580.1.1, c has 570.1.1"]
+    assert unlike_fleet(hosts, {}, {"a": ["driver"], "b": [], "c": ["driver"]}) == [
+        "kernel: a has 6.9, the other hosts 6.1"
+    ]
+    assert unlike_fleet({}, {}, {"a": ["model"]}, {"a": "x", "b": "y"}) == ["b is not as pinned: y"]
+
+
+def test_a_host_that_changed_is_told_in_what():
+    before = {"driver": "580.1.1", "governor": None, "kernel": "6.1", "model": "m"}
+    assert changed_since(dict(before), before) == []
+    now = {"driver": "570.1.1", "governor": "performance", "kernel": "6.1"}
+    assert changed_since(now, before) == ["driver is 570.1.1, it was 580.1.1", "governor is performance, it was none"]
+    assert changed_since(now, before, ["driver"]) == ["governor is performance, it was none"]
+
+
 FLEET = """
 - name: Look at the hosts
   hosts: all
@@ -272,6 +318,115 @@ def test_one_host_unlike_the_pin_stops_the_whole_fleet(unlike, broken, sentence,
     assert sentence in last or last == "h1: another sha256.", done.stdout
     assert sentence in done.stdout
     assert all(f"{host} is not as pinned" in done.stdout for host in [*unlike, *broken])
+
+
+def test_a_host_whose_own_pins_let_it_differ_does_not_speak_for_the_others(tmp_path, tools):
+    """The first host of the play may be of another driver; h3 may not."""
+    (tmp_path / "play.yml").write_text(FLEET)
+    drivers = {"h1": "590.1.1", "h2": "580.1.1", "h3": "570.1.1"}
+    hosts = {
+        name: {"ansible_connection": "local", "preflight_own_likeness": {"driver": driver}, "preflight_pins": {}}
+        for name, driver in drivers.items()
+    }
+    hosts["h1"]["kvtrial_may_differ"] = ["driver"]
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    done = tools.run("ansible-playbook", "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"), "-e", "broken=")
+    assert done.returncode != 0 and "driver: h2 has 580.1.1, h3 has 570.1.1" in done.stdout, done.stdout
+    assert "h1 has" not in done.stdout
+
+
+def test_a_host_whose_model_failed_does_not_mark_the_others_of_a_provision_as_failed(tmp_path, tools):
+    play = FLEET.replace("tasks_from: fleet}", "tasks_from: fleet}\n      vars: {__preflight_of_all: false}")
+    (tmp_path / "play.yml").write_text(play)
+    hosts = {
+        name: {"ansible_connection": "local", "preflight_own_likeness": {"model": "m"}, "preflight_pins": {}}
+        for name in ("h1", "h2", "h3")
+    }
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    told = json.dumps({"broken": ["h2"]})
+    done = tools.run("ansible-playbook", "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"), "-e", told)
+    assert done.returncode != 0 and done.stdout.count("measured") == 2, done.stdout
+    book = (ROOT / "playbooks" / "provision.yml").read_text()
+    assert (
+        "__preflight_of_all: false" in book and "__preflight_of_all" not in (ROOT / "playbooks/prepare.yml").read_text()
+    )
+
+
+AGAIN = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.set_fact: {preflight_likeness: "{{ was }}"}
+    - ansible.builtin.import_role: {name: kvtrial.vllm.preflight, tasks_from: again}
+    - ansible.builtin.debug: {msg: "MEASURING"}
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ("nothing", ""),
+        ("kernel", "h1 is no longer as it was made ready: kernel is {kernel}, it was 5.9. Nothing was started on it;"),
+        ("model", "h1 is no longer as it was made ready: model is n, it was m. Nothing"),
+        ("engine", "h1 is no longer as it was made ready: engine_lock is as found, 2 packages with sha256 "),
+        ("allowed", ""),
+    ],
+)
+def test_a_host_that_changed_since_it_was_made_ready_is_not_started(change, sentence, tmp_path, tools):
+    """A provision between a campaign's stages, or a reboot into another kernel before its program is started again."""
+    venv, manifest = tmp_path / "venv", tmp_path / "manifest.json"
+    (venv / "bin").mkdir(parents=True)
+    (venv / "bin" / "python").symlink_to(sys.executable)
+    site = venv / "lib" / "python3.11" / "site-packages"
+    (site / "vllm-1.dist-info").mkdir(parents=True)
+    manifest.write_text('{"revision": "m"}')
+    told = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "kvtrial_state_dir": str(tmp_path / "state"),
+        "vllm_existing_venv": str(venv),
+        "engine_inputs": {"model": {"revision": "m", "manifest": str(manifest)}},
+        "kvtrial_may_differ": ["kernel"] if change == "allowed" else [],
+    }
+    probe = [sys.executable, str(ROOT / "roles/vllm/files/probe_host.py"), str(venv), "none"]
+    packages = json.loads(subprocess.run(probe, check=True, capture_output=True, text=True).stdout)["packages_sha256"]
+    was = {
+        "kernel": "5.9" if change in ("kernel", "allowed") else platform.release(),
+        "engine_lock": f"as found, 1 packages with sha256 {packages}",
+        "model": "m",
+    }
+    if change == "model":
+        manifest.write_text('{"revision": "n"}')
+    if change == "engine":
+        (site / "flashinfer-1.dist-info").mkdir()
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"h1": told | {"was": was}}}}))
+    (tmp_path / "play.yml").write_text(AGAIN)
+    done = tools.run("ansible-playbook", "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"))
+    said = " ".join(done.stdout.split())
+    assert ("MEASURING" in said) is (sentence == ""), said
+    assert sentence.format(kernel=platform.release()) in said, said
+
+
+def test_a_host_is_held_and_compared_again_before_each_start():
+    """In every stage, and where a program that ended is started again."""
+    plays = {play["name"]: play for play in yaml.safe_load((ROOT / "playbooks" / "measure.yml").read_text())}
+    stage = next(task for task in plays["Run the host programs"]["tasks"] if task["name"] == "Start what is due")
+    restart = yaml.safe_load((ROOT / "roles" / "trial" / "tasks" / "restart.yml").read_text())
+    for tasks, always in (
+        (stage["block"], stage["always"]),
+        ([*restart, *restart[-1]["block"]], restart[-1]["always"]),
+    ):
+        said = [str(task) for task in tasks]
+        held, again, start = (
+            next(i for i, words in enumerate(said) if wanted in words and "'block'" not in words)
+            for wanted in (
+                "'purpose': 'experiment'",
+                "'tasks_from': 'again'",
+                "vllm.trial'" if tasks is stage["block"] else "host_program'",
+            )
+        )
+        assert held < again < start, said
+        assert "'tasks_from': 'unlock'" in str(always)
 
 
 def test_the_fleet_is_judged_before_anything_is_installed_and_again_with_engine_and_model():

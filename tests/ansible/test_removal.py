@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from test_ownership import INTERRUPTED, NOT_MARKED, OTHER, OURS, files_in, plant
 
 
@@ -25,6 +26,7 @@ def test_what_is_not_the_projects_stays_and_is_named(machine):
     assert f"{machine.state}/models/mine" in done.stdout
 
 
+@pytest.mark.full
 def test_an_interrupted_model_outside_the_state_directory_goes_too(machine, tmp_path):
     """The roles' own removal knows where they were told to put things."""
     elsewhere = tmp_path / "elsewhere"

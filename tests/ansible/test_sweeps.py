@@ -1,13 +1,17 @@
 """Following host programs: the pauses, and whole sweeps over two made-up hosts with a stand-in for the host program."""
 
 import json
+import os
 import re
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from ansible_collections.kvtrial.vllm.plugins.action.sweep_pause import pause_seconds
 from ansible_collections.kvtrial.vllm.plugins.filter.sweep_pauses import sweep_pauses
+from ansible_collections.kvtrial.vllm.plugins.module_utils import host_lock
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -144,13 +148,59 @@ def test_hosts_are_followed_to_their_end_and_a_killed_program_is_started_again(f
         assert f"{host} is let go" in done.stdout
         folder = fleet / host / "campaigns" / "c1"
         assert (folder / "starts").read_text() == starts
-        assert (folder / "consent").exists()
+        assert (folder / "consent").read_text().endswith(" before the next run.\n")
         assert (folder / "campaign").read_text() == "c1\n"
         assert float((folder / "heartbeat").read_text()) > 0
     # Each state is shown once, and sweeps leave no other trace.
     assert len(re.findall(r"^h1  \S", done.stdout, re.MULTILINE)) == 2
     assert "Ask the host program" not in done.stdout
     assert "included:" not in done.stdout
+
+
+def test_a_host_that_changed_meanwhile_has_no_program_started_again(fleet: Path, tools):
+    """It was rebooted into another kernel, say; what it was when it was made ready is planted."""
+    (fleet / "h2" / "dies").touch()
+    (fleet / "manifest.json").write_text('{"revision": "m"}')
+    (fleet / "venv" / "bin").mkdir(parents=True)
+    (fleet / "venv" / "bin" / "python").symlink_to(sys.executable)
+    told = {
+        "vllm_existing_venv": str(fleet / "venv"),
+        "engine_inputs": {"model": {"revision": "m", "manifest": str(fleet / "manifest.json")}},
+        "preflight_likeness": {"kernel": "5.9"},
+    }
+    done = tools.run(
+        "ansible-playbook", "-i", str(fleet / "hosts.json"), str(fleet / "play.yml"), "-e", json.dumps(told)
+    )
+    assert done.returncode != 0
+    assert "h2 is no longer as it was made ready: kernel is " in done.stdout, done.stdout
+    assert (fleet / "h2" / "campaigns" / "c1" / "starts").read_text() == "x"
+    assert "h1  finished  4/4 runs" in done.stdout
+
+
+def test_a_program_is_not_started_again_while_a_provision_has_the_host(fleet: Path, tools):
+    if os.geteuid() or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
+        pytest.skip("a mount namespace, which gives the host's lock a place of its own, takes root")
+    (fleet / "h2" / "dies").touch()
+    lock = fleet / "run" / "kvtrial" / "provision.lock"
+    host_lock.take(str(lock), {"owner": "elsewhere/x/y:1:1", "by": "ann on elsewhere (pid 1)", "since": 0})
+    command = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /run && exec "$@"', str(fleet / "run")]
+    command += [tools.path("ansible-playbook"), "-i", str(fleet / "hosts.json"), str(fleet / "play.yml")]
+    starts = fleet / "h2" / "campaigns" / "c1" / "starts"
+    with (fleet / "said").open("w") as said:
+        running = subprocess.Popen(command, stdout=said, stderr=said, cwd=tools.root, env=tools.environment())
+        try:
+            until = time.monotonic() + 200
+            while "h2: the host program ended, and is not started again yet. " not in (fleet / "said").read_text():
+                assert time.monotonic() < until and running.poll() is None, (fleet / "said").read_text()
+                time.sleep(0.1)
+            assert starts.read_text() == "x"
+            lock.unlink()
+            assert running.wait(200) == 0, (fleet / "said").read_text()
+        finally:
+            running.kill()
+            running.wait()
+    assert "Another provision, by ann on elsewhere (pid 1), has held this host for" in (fleet / "said").read_text()
+    assert starts.read_text() == "xx" and "h2  finished  4/4 runs" in (fleet / "said").read_text()
 
 
 def test_a_program_that_is_started_again_does_not_find_the_word_of_a_visit_of_hours_ago(fleet: Path, tools):

@@ -1,15 +1,19 @@
 """Analysis at the size of a large fleet: 1,000 hosts × 16 runs × 2,000 requests, generated.
 
     make bench-analysis             all of it; writes results/analysis.json
+    make bench-analysis STEP=end    one step, summaries or end; its rows take the place of those that are there
     make bench-analysis HOSTS=20    fewer hosts, not written
 
-Three steps, each in a process of its own whose peak memory the kernel counts:
+Two steps; what is measured is in processes of its own whose peak memory the kernel counts. `summaries`:
 - records → summaries (`kvtrial summarise`), host by host: a record as a host makes it, with its 2,000 requests listed.
   Each host's records are made by this program right before, and removed after (together they would take over 10 GB of
   disk), so the making is in nobody's figure;
-- summaries → verdict (`kvtrial analyze --summaries`), from the command's start to verdict.json, no record being there;
-- the end of the campaign (`kvtrial analyze`, what a play runs), every record being there, compressed as
-  `kvtrial_fetch: summary` leaves it: verdict, summary.csv, report, brief and history.
+- summaries → verdict (`kvtrial analyze --summaries`), from the command's start to verdict.json, no record being there.
+`end`, every record being there, compressed as `kvtrial_fetch: summary` leaves it:
+- the end of a night's campaign: verdict, summaries, summary.csv, report, brief and history;
+- summaries → verdict as before, beside the records that they were made of;
+- the same where every record looks other than it did, as after a copy, so that each is held against its digest;
+- the campaign into another history (`kvtrial history --add`).
 
 What is generated is offload_return with more prompts than it ships with, every gate satisfied, the hosts' effects
 spread by 5 %, one of them off by 40 %.
@@ -27,6 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +59,10 @@ ODD_HOST = 500
 HOST = "host-0000"
 
 
-def made_protocol() -> Any:
-    """offload_return with enough prompts for 2,000 requests a run, and a tier that holds them."""
+def made_protocol(sizes: dict[str, int]) -> Any:
+    """offload_return with so many prompts, and a tier that holds them."""
     shipped = msgspec.convert(msgspec.json.decode(msgspec.json.encode(build.protocol())), type=type(build.protocol()))
-    return replace(shipped, sizes=shipped.sizes | SIZES | {"tier_bytes": TIER_BYTES})
+    return replace(shipped, sizes=shipped.sizes | sizes | {"tier_bytes": TIER_BYTES})
 
 
 def records(scale: float) -> list[RunRecord]:
@@ -100,13 +105,16 @@ def _phase_plan(phase: PhaseRecord) -> PhasePlan:
 
 
 class Fleet:
-    """A campaign's folder whose hosts are copies of a few, made one at a time."""
+    """A campaign's folder whose hosts are copies of a few, made one at a time. `sizes`: prompts, enough for 2,000
+    requests a run; none: as offload_return ships.
+    """
 
-    def __init__(self, directory: Path, hosts: int) -> None:
+    def __init__(self, directory: Path, hosts: int, sizes: dict[str, int] | None = None) -> None:
         self.directory = directory
         self.hosts = [f"host-{number:04}" for number in range(hosts)]
-        protocol = made_protocol()
-        build.protocol.cache_clear()
+        protocol = made_protocol(SIZES if sizes is None else sizes)
+        if hasattr(build.protocol, "cache_clear"):
+            build.protocol.cache_clear()
         build.protocol = lambda: protocol  # type: ignore[assignment]
         build.TIER_BYTES = TIER_BYTES
         scales = [float(numpy.exp(0.05 * (k - 4.5) / 2.87)) for k in range(10)]
@@ -127,31 +135,28 @@ class Fleet:
         self._digests = {p.host: hashlib.sha256(msgspec.json.encode(p, order="sorted")).hexdigest() for p in parts}
         self.plan_bytes = len(raw)
 
-    def make(self, number: int) -> int:
-        """Write a host's records; their bytes."""
+    def _texts(self, number: int) -> Iterator[tuple[Path, bytes]]:
+        """A host's records, each with its folder, which has its digest by then."""
         host = self.hosts[number]
         kind = 10 if number == ODD_HOST else number % 10
-        total = 0
         for run, raw in self._bytes[kind]:
             folder = self.directory / "runs" / host / run
             folder.mkdir(parents=True)
             own = raw.replace(f'"host":"{HOST}"'.encode(), f'"host":"{host}"'.encode(), 1)
             own = own.replace(build._sha("plan").encode(), self._digests[host].encode(), 1)
-            (folder / "record.json").write_bytes(own)
             (folder / "record.sha256").write_text(f"{hashlib.sha256(own).hexdigest()}  record.json\n")
-            total += len(own)
-        return total
+            yield folder, own
+
+    def make(self, number: int) -> int:
+        """Write a host's records; their bytes."""
+        return sum((folder / "record.json").write_bytes(own) for folder, own in self._texts(number))
 
     def pack(self, number: int) -> int:
         """Write a host's records as `kvtrial_fetch: summary` leaves them, quickly rather than small; their bytes."""
-        self.make(number)
         total = 0
-        for path in (self.directory / "runs" / self.hosts[number]).glob("*/record.json"):
-            packed = path.with_name(PACKED_RECORD)
-            packed.write_bytes(zstandard.ZstdCompressor(level=1).compress(path.read_bytes()))
-            (path.parent / SUMMARY_ONLY).touch()
-            path.unlink()
-            total += packed.stat().st_size
+        for folder, own in self._texts(number):
+            total += (folder / PACKED_RECORD).write_bytes(zstandard.ZstdCompressor(level=1).compress(own))
+            (folder / SUMMARY_ONLY).touch()
         state = HostState(host=self.hosts[number], state="finished", reason="")
         (self.directory / "hosts" / f"{self.hosts[number]}.json").write_bytes(msgspec.json.encode(state))
         return total
@@ -180,30 +185,50 @@ for line in sys.stdin:
 print(seconds, peak(), flush=True)
 """
 )
-VERDICT = (
+TIMED = (
     PEAK
     + """
 import sys, time
 started = time.monotonic()
-from kvtrial.analysis.cli import main
-status = main(["analyze", *sys.argv[1:]])
-print(status, time.monotonic() - started, time.process_time(), peak())
+from kvtrial.analysis.{module} import {name} as run
+done = run({arguments})
+print(done if isinstance(done, int) else done["exit_status"], time.monotonic() - started, time.process_time(), peak())
 """
 )
+Rows = list[dict[str, Any]]
 
 
-def analyzed(fleet: Fleet, environment: dict[str, str], *arguments: str) -> tuple[float, float, float]:
-    """Wall time and CPU (seconds) and peak memory (GiB) of kvtrial analyze."""
-    command = [sys.executable, "-c", VERDICT, str(fleet.directory), *arguments]
+def timed(subject: str, arguments: str, module: str = "cli", name: str = "main") -> Rows:
+    """Wall time, CPU and peak memory of a call, as rows."""
+    command = [sys.executable, "-c", TIMED.format(module=module, name=name, arguments=arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "analysis"), "OMP_NUM_THREADS": "1"}
     answer = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
     status, wall, cpu, memory = answer.splitlines()[-1].split()
-    print(answer.splitlines()[0], f"(status {status})")
-    return float(wall), float(cpu), float(memory) / 2**20
+    print(f"{subject}: {answer.splitlines()[0]} (status {status})", flush=True)
+    return [
+        row(subject, "wall time", float(wall), "seconds"),
+        row(subject, "CPU time", float(cpu), "seconds"),
+        row(subject, "peak memory", float(memory) / 2**20, "GiB"),
+    ]
 
 
-def measure(hosts: int, folder: Path) -> list[dict[str, Any]]:
-    """The rows of the table."""
-    fleet = Fleet(folder / NAME, hosts)
+def row(subject: str, metric: str, value: float, unit: str) -> dict[str, Any]:
+    """A row of the table."""
+    return {"subject": subject, "metric": metric, "value": round(value, 3), "unit": unit}
+
+
+def verdict_rows(fleet: Fleet, subject: str) -> Rows:
+    """What the verdict that was written says of the hosts; one of them is odd."""
+    hosts = json.loads((fleet.directory / "verdict.json").read_text())["hosts"]
+    return [
+        row(subject, "hosts that count", sum(host["verdict"] != "INVALID" for host in hosts), "hosts"),
+        row(subject, "hosts called odd (one is)", sum(bool(host["odd"]) for host in hosts), "hosts"),
+    ]
+
+
+def measure_summaries(fleet: Fleet) -> Rows:
+    """Records to summaries, and these to a verdict."""
+    hosts = len(fleet.hosts)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "analysis"), "OMP_NUM_THREADS": "1"}
     worker = subprocess.Popen(
         [sys.executable, "-c", SUMMARISE, str(fleet.directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -223,19 +248,6 @@ def measure(hosts: int, folder: Path) -> list[dict[str, Any]]:
     worker.wait()
     kept = sum(path.stat().st_size for path in (fleet.directory / "summaries").iterdir())
     runs = hosts * 2 * PAIRS
-    wall, cpu, memory = analyzed(fleet, environment, "--summaries")
-    verdict = json.loads((fleet.directory / "verdict.json").read_text())
-    odd = [host["host"] for host in verdict["hosts"] if host["odd"]]
-    print(f"odd: {odd}")
-    shutil.rmtree(fleet.directory / "summaries")
-    packed_bytes = sum(map(fleet.pack, range(hosts)))
-    whole_wall, whole_cpu, whole_memory = analyzed(fleet, environment)
-    if json.loads((fleet.directory / "verdict.json").read_text()) != verdict:
-        raise SystemExit("the end of the campaign and its summaries differ in their verdict")
-
-    def row(subject: str, metric: str, value: float, unit: str) -> dict[str, Any]:
-        return {"subject": subject, "metric": metric, "value": round(value, 3), "unit": unit}
-
     return [
         row("size", "hosts", hosts, "hosts"),
         row("size", "runs per host", 2 * PAIRS, "runs"),
@@ -247,42 +259,62 @@ def measure(hosts: int, folder: Path) -> list[dict[str, Any]]:
         row("records to summaries", "CPU per run", 1000 * seconds / runs, "milliseconds"),
         row("records to summaries", "CPU together", seconds, "seconds"),
         row("records to summaries", "summary per run", kept / runs / 1024, "KiB"),
-        row("summaries to verdict", "wall time", wall, "seconds"),
-        row("summaries to verdict", "CPU time", cpu, "seconds"),
-        row("summaries to verdict", "peak memory", memory, "GiB"),
-        row(
-            "summaries to verdict",
-            "hosts that count",
-            sum(h["verdict"] != "INVALID" for h in verdict["hosts"]),
-            "hosts",
-        ),
-        row("summaries to verdict", "hosts called odd (one is)", len(odd), "hosts"),
-        row("end of the campaign", "records, compressed", packed_bytes / 2**30, "GiB"),
-        row("end of the campaign", "wall time", whole_wall, "seconds"),
-        row("end of the campaign", "CPU time", whole_cpu, "seconds"),
-        row("end of the campaign", "peak memory", whole_memory, "GiB"),
+        *timed("summaries to verdict", repr(["analyze", str(fleet.directory), "--summaries"])),
+        *verdict_rows(fleet, "summaries to verdict"),
     ]
+
+
+def measure_end(fleet: Fleet) -> Rows:
+    """The end of a night's campaign, and what is asked of it afterwards, with its records there."""
+    packed_bytes = sum(map(fleet.pack, range(len(fleet.hosts))))
+    rows = [row("end of a night", "records, compressed", packed_bytes / 2**30, "GiB")]
+    directory = str(fleet.directory)
+    rows += timed("end of a night", f"{directory!r}, summaries=True", "campaign", "conclude")
+    verdict = (fleet.directory / "verdict.json").read_text()
+    summaries = repr(["analyze", directory, "--summaries"])
+    for subject in ("summaries to verdict, records there", "summaries to verdict, records copied"):
+        rows += timed(subject, summaries)
+        if (fleet.directory / "verdict.json").read_text() != verdict:
+            raise SystemExit("the end of the campaign and its summaries differ in their verdict")
+        if subject.endswith("there"):
+            rows += timed("into another history", repr(["history", f"{directory}-store", "--add", directory]))
+            for path in fleet.directory.glob("runs/*/*/*"):
+                path.touch()
+    return rows
+
+
+STEPS = {"summaries": measure_summaries, "end": measure_end}
 
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("hosts", type=int, nargs="?", default=1000)
+    options.add_argument("--step", choices=STEPS, action="append", help="this step alone")
     asked = options.parse_args()
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="kvtrial-bench-") as folder:
-        rows = measure(asked.hosts, Path(folder))
+    rows = []
+    for name in asked.step or STEPS:
+        with tempfile.TemporaryDirectory(prefix="kvtrial-bench-") as folder:
+            rows += STEPS[name](Fleet(Path(folder) / NAME, asked.hosts))
     for each in rows:
-        print(f"{each['subject']:22} {each['metric']:28} {each['value']:12g} {each['unit']}")
+        print(f"{each['subject']:36} {each['metric']:28} {each['value']:12g} {each['unit']}")
     print(f"took {time.monotonic() - started:.0f} s, making records included")
     if asked.hosts == 1000:
-        table = {
-            "benchmark": "analysis",
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "machine": f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f} at the end",
-            "rows": rows,
-        }
-        RESULT.write_text(json.dumps(table, indent=2) + "\n")
+        write(rows)
     return 0
+
+
+def write(rows: Rows) -> None:
+    """Write the table; rows of a step that was not run stay."""
+    measured = {each["subject"] for each in rows}
+    before = json.loads(RESULT.read_text())["rows"] if RESULT.is_file() else []
+    table = {
+        "benchmark": "analysis",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f} at the end",
+        "rows": [each for each in before if each["subject"] not in measured] + rows,
+    }
+    RESULT.write_text(json.dumps(table, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """experiment.yml as a user runs it, with the stand-in engine: endings, interruptions, refusals, teardown."""
 
+import json
 import os
 import re
 import signal
@@ -45,6 +46,10 @@ def test_two_pairs_end_inconclusive_and_leave_every_promised_file(standin_projec
     assert "INCONCLUSIVE" in done.stdout
     assert "can't reach p < .05" in done.stdout
     assert leftovers(project.folder) == []
+    # A removal asks the host whether its runs are here.
+    (fetched,) = (project.folder / "state").glob("campaigns/*/fetched.json")
+    digests = {run.name: (run / "record.sha256").read_text().split()[0] for run in runs}
+    assert json.loads(fetched.read_text()) == {"runs": digests}
 
 
 def test_an_invalid_campaign_fails_with_the_cause_in_the_last_line(standin_project):

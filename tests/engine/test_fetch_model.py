@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -230,6 +231,52 @@ def test_during_a_fetch_and_after_its_controller_was_killed_the_token_lies_nowhe
     assert left == []
     (tmp_path / "planted").write_text(TOKEN)
     assert places_of(TOKEN, tmp_path) == [str(tmp_path / "planted")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "become", "reason"),
+    [
+        ({"ANSIBLE_KEEP_REMOTE_FILES": "true"}, {}, "ANSIBLE_KEEP_REMOTE_FILES is set"),
+        ({}, {"ansible_become": True, "ansible_become_method": "su"}, "become_method=su takes modules as files"),
+        ({}, {"ansible_become": True, "ansible_become_method": "sudo"}, ""),
+    ],
+)
+def test_a_token_that_would_lie_in_a_file_on_the_host_is_not_sent(
+    hub: Hub, tmp_path: Path, settings: dict[str, str], become: dict[str, object], reason: str
+) -> None:
+    """Where Ansible sends modules as files, their arguments lie there with them."""
+    if become and (os.geteuid() or not shutil.which(str(become["ansible_become_method"]))):
+        pytest.skip("to become another user takes root, and the command")
+    hub.private = True
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    variables = become | {
+        "ansible_python_interpreter": sys.executable,
+        "model_python": sys.executable,
+        "model_root": str(tmp_path / "root"),
+        "model_source": "huggingface",
+        "model_endpoint": f"http://127.0.0.1:{hub.port}",
+        "model_repository": "a/b",
+        "model_revision": REVISION,
+        "model_token_file": str(tmp_path / "token"),
+    }
+    book = [{"hosts": "localhost", "gather_facts": False, "vars": variables, "roles": ["model"]}]
+    (tmp_path / "play.yml").write_text(json.dumps(book))
+    temporary = {name: str(tmp_path / name) for name in ("ANSIBLE_LOCAL_TEMP", "ANSIBLE_REMOTE_TEMP")}
+    environment = os.environ | temporary | settings | {
+        "ANSIBLE_ROLES_PATH": str(SCRIPT.parents[2]),
+        "ANSIBLE_COLLECTIONS_PATH": str(SCRIPT.parents[3] / "collections"),
+    }  # fmt: skip
+    command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", "localhost,", "-c", "local"]
+    done = subprocess.run([*command, str(tmp_path / "play.yml")], env=environment, cwd=tmp_path, text=True,
+                          stdin=subprocess.DEVNULL, capture_output=True, check=False)  # fmt: skip
+    said = " ".join(done.stdout.split())
+    assert places_of(TOKEN, tmp_path) == []
+    if reason:
+        assert f"localhost: the token of model_token_file would lie in a file on the host, since {reason};" in said
+        assert done.returncode == 2 and hub.asked == []
+    else:
+        # The hub's config.json is no model's: what counts is that it was asked, and with what.
+        assert {token for _, token in hub.asked} == {f"Bearer {TOKEN}"}, said
 
 
 def test_a_hub_that_is_not_there_is_named(tmp_path: Path) -> None:

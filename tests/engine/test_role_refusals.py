@@ -29,6 +29,8 @@ GOOD_HOST: dict[str, Any] = {
     "is_ours": True,
     "marker": None,
     "drift": {"paths": [], "count": 0},
+    "packages": [],
+    "packages_sha256": "0" * 64,
 }
 
 pytestmark = pytest.mark.skipif(PLAYBOOK is None, reason="ansible-playbook is not installed")
@@ -41,6 +43,7 @@ def play(
     hosts: str = "localhost",
     inventory: str = "localhost,",
     check: bool = False,
+    extra: dict[str, object] | None = None,
     **variables: object,
 ) -> subprocess.CompletedProcess[str]:
     """Run one role on this machine with its own root below `folder`."""
@@ -61,7 +64,7 @@ def play(
         "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
     }
     command = [str(PLAYBOOK), "-i", inventory, "-c", "local", "--tags", tags, str(path)]
-    command += ["--check"] if check else []
+    command += [*(["--check"] if check else []), *(["-e", json.dumps(extra)] if extra else [])]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
 
 
@@ -448,3 +451,99 @@ def test_check_mode_tells_what_changed_inside_an_environment(standin_python: Any
     assert f"localhost: 5 files in {tmp_path}/root/" in said
     assert "are not as they were installed: lib/a.py, lib/b.py, lib/c.py, and more;" in said
     assert "would be installed anew" in said and "changed=0" not in said
+
+
+def test_the_packages_of_an_environment_are_named_and_hashed_wherever_it_lies(venv: Path, tmp_path: Path) -> None:
+    """Hosts that have the same packages in different folders are alike; a package of another build is not."""
+
+    def asked(folder: Path) -> tuple[list[str], str]:
+        probe = [sys.executable, REPOSITORY / "roles/vllm/files/probe_host.py", folder, folder / "no-marker"]
+        said = json.loads(subprocess.run(probe, capture_output=True, text=True, check=True).stdout)
+        return said["packages"], said["packages_sha256"]
+
+    assert asked(venv)[0] == ["other==1.0", "standin==1.0"]
+    shutil.copytree(venv, tmp_path / "elsewhere", symlinks=True)
+    record = tmp_path / "elsewhere" / SITE / DIST / "RECORD"
+    moved = record.read_text(encoding="utf-8").replace("../../../bin/tool,sha256=", "../../../bin/tool,sha256=x")
+    record.write_text(moved, encoding="utf-8")
+    assert asked(tmp_path / "elsewhere") == asked(venv)
+    record.write_text(moved.replace("b.py,sha256=", "b.py,sha256=x"), encoding="utf-8")
+    assert asked(tmp_path / "elsewhere")[0] == asked(venv)[0]
+    assert asked(tmp_path / "elsewhere")[1] != asked(venv)[1]
+
+
+@pytest.mark.parametrize("role", ["vllm", "workload"])
+def test_a_package_that_was_taken_out_or_put_in_is_drift_and_is_named(
+    standin_python: Any, tmp_path: Path, role: str
+) -> None:
+    """`pip uninstall` leaves no file to look at."""
+    (tmp_path / "root").mkdir()
+    (tmp_path / "lock.txt").write_text(LOCK, encoding="utf-8")
+    settings: dict[str, object] = {"workload_wheel_cache": str(tmp_path / "wheels"), "vllm_backend": "cuda"}
+    settings |= {"vllm_lock": str(tmp_path / "lock.txt")}
+    lock = LOCK if role == "vllm" else (REPOSITORY / "requirements" / "host.txt").read_text(encoding="utf-8")
+    whole = [line.split()[0] for line in lock.splitlines() if "==" in line and "only" not in line]
+    whole[0] = whole[0].replace("-", "_").capitalize()
+    whole += ["kvtrial==0.1.0"] if role == "workload" else []
+
+    def said(*packages: str, count: int = 0) -> str:
+        drift = {"paths": ["lib/new"][:count], "count": count}
+        python = standin_python(marker={}, packages=[*packages, "pip==23.0.1"], drift=drift)
+        return checked(tmp_path, role, **{f"{role}_python": python}, **settings)
+
+    as_locked = said(*whole)
+    assert "of the lock" not in as_locked and "not in the lock" not in as_locked
+    without = said(*whole[1:])
+    name = whole[0].split("==")[0].lower().replace("_", "-")
+    assert f"localhost: {name} of the lock is missing in {tmp_path}/root/" in without
+    assert "would be installed anew" in without and "changed=0" not in without
+    more = said(*whole, "Xgrammar==9", "old==1", count=1)
+    assert f"localhost: old, xgrammar are in {tmp_path}/root/" in more and "and not in the lock; 1 files in" in more
+
+
+LOCK = """# wheels x86_64: 3.11
+flash-infer==1.0 \\
+    --hash=sha256:00
+only-on-310==1.0 ; python_full_version < '3.11' \\
+    --hash=sha256:00
+vllm==0.32.0 \\
+    --hash=sha256:00
+"""
+
+
+@pytest.mark.parametrize("role", ["vllm", "workload"])
+def test_nothing_is_made_anew_under_a_campaign_or_a_program_that_runs_from_it(
+    standin_python: Any, tmp_path: Path, role: str
+) -> None:
+    """The experiment's own command given again, or a calibration: what drifted is told, and stays as it is."""
+    (tmp_path / "root").mkdir()
+    (tmp_path / "lock.txt").write_text(LOCK, encoding="utf-8")
+    python = standin_python(exists=True, marker={}, packages=["vllm==0.32.0"])
+    settings: dict[str, object] = {
+        "workload_wheel_cache": str(tmp_path / "wheels"),
+        "vllm_backend": "cuda",
+        "vllm_lock": str(tmp_path / "lock.txt"),
+        f"{role}_python": python,
+        f"{role}_state_dir": str(tmp_path / "state"),
+    }
+    ours = Path(f"/proc/{os.getpid()}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    progress = tmp_path / "state" / "campaigns" / "20260101-a" / "progress.json"
+    progress.parent.mkdir(parents=True)
+    progress.write_text(json.dumps({"state": "running", "pid": os.getpid(), "pid_start_ticks": int(ours)}))
+    done = play(tmp_path, role, role, **settings)
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 2 and "Make the virtual environment" not in said, said
+    assert "of the lock" in said and "missing in" in said
+    assert f"it is not installed anew while campaign 20260101-a runs here (host program, pid {os.getpid()})." in said
+    progress.unlink()
+    place = Path(said.split(" missing in ")[1].split(";")[0])
+    (place / "bin").mkdir(parents=True)
+    shutil.copy2(shutil.which("sleep") or "/bin/sleep", place / "bin" / "engine")
+    with subprocess.Popen([place / "bin" / "engine", "600"]) as program:
+        try:
+            done = play(tmp_path, role, role, extra={f"__{role}_idle_retries": 1}, **settings)
+        finally:
+            program.kill()
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 2 and "Make the virtual environment" not in said, said
+    assert f"it is not installed anew while process {program.pid} uses it. Wait for its end" in said

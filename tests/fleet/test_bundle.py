@@ -60,7 +60,7 @@ def test_the_bundle_holds_all_that_is_needed_and_the_sha256_of_each_file(bundle:
     listed = dict(reversed(line.split("  ")) for line in (bundle / "SHA256SUMS").read_text().splitlines())
     assert {name.split("/")[0] for name in listed} == {"wheels", "host-wheels", "debs", "model", "keys"}
     # Among them the firmware that a driver of Debian needs in its own version.
-    assert len(found := list((bundle / "debs").glob("*.deb"))) == 7 and (bundle / "debs" / "Packages").is_file()
+    assert len(found := list((bundle / "debs").glob("*.deb"))) == 8 and (bundle / "debs" / "Packages").is_file()
     assert any(deb.name.startswith("firmware-nvidia-gsp_") for deb in found)
     for name, digest in listed.items():
         assert hashlib.sha256((bundle / name).read_bytes()).hexdigest() == digest
@@ -85,6 +85,7 @@ def test_a_damaged_bundle_is_refused_naming_the_file(bundle: Path, tmp_path: Pat
     assert f"{wheel} is missing" in bad.stderr
 
 
+@pytest.mark.full
 def test_provisioning_from_the_bundle_touches_no_network(
     bundle: Path, supplies: Supplies, playbooks: Callable[..., Playbooks], host_wheels: Path, tmp_path: Path
 ) -> None:

@@ -385,3 +385,26 @@ def test_a_canary_that_is_invalid_stops_the_campaign_before_the_others(project):
     }  # fmt: skip
     assert max(spans["h1"]) < min(spans["h2"]) and max(spans["h2"]) < min(spans["h3"])
     nothing_left(project)
+
+
+def test_a_host_of_a_later_stage_that_was_changed_meanwhile_is_named_and_not_started(project):
+    """What a provision of hours ago would have done, between the first stage and the second."""
+    h1, h2, _ = project.fleet.hosts
+    project.set(kvtrial_stages=[1, "100%"])
+    added = "/opt/standin-venv/lib/python3.11/site-packages/another-1.0.dist-info"
+    running = project.start(EXPERIMENT)
+    try:
+        wait_for(lambda: measuring(h1))
+        h2.sh(f"mkdir -p {added}")
+        status, output = running.finish(900)
+    finally:
+        h2.sh("rm -rf /opt/standin-venv/lib")
+        project.set(kvtrial_stages=["100%"])
+    said = " ".join(output.split())
+    assert "h2 is no longer as it was made ready: engine_lock is as found, 1 packages with sha256" in said, output[
+        -4000:
+    ]
+    assert h2.sh(f"ls {CAMPAIGNS} 2>/dev/null || true") == ""
+    assert {host for host, _ in records(project.results)} == {"h1", "h3"}
+    assert status != 0 and "h2" in last_of(output) + json.dumps(verdict(project.results)), output[-2000:]
+    nothing_left(project)

@@ -8,8 +8,11 @@ import os
 import signal
 import time
 
+import msgspec
 import pytest
+from kvtrial.host import units
 from kvtrial.record.cpulist import cpu_list
+from kvtrial.record.plan import HostPlan
 from playing import Playbooks, furnish_standin, last_line, recap, standin_variables
 
 # Far beyond what they take: a busy machine is no failure.
@@ -273,6 +276,59 @@ def test_systemd_keeps_an_engine_to_loopback_and_to_its_own(project, seen):
     finally:
         host.sh(f"systemctl stop kvtrial-engine@probe.service; rm -rf {folder}; systemctl daemon-reload; "
                 "systemctl reset-failed", check=False)  # fmt: skip
+
+
+@pytest.fixture
+def with_short_limits(project, seen):
+    """Arms of the campaign's own plan with short limits, as the product writes their drop-ins, and deaf to SIGTERM."""
+    host = project.fleet.hosts[0]
+    plan = msgspec.json.decode(host.sh("cat /var/lib/kvtrial/campaigns/*/plan.json"), type=HostPlan)
+    limits = msgspec.structs.replace(plan.limits, deadline_seconds=1.0, stop_timeout_seconds=2.0)
+    short = msgspec.structs.replace(plan, limits=limits)
+    kept = {}
+    for arm, launch in short.launches.items():
+        launch.env["STANDIN_FAULT"] = "ignore_sigterm,orphan_core"
+        path = str(units.drop_in_path(arm))
+        kept[path] = host.run("cat", path).stdout
+        host.write(path, units.drop_in(short, arm))
+    host.sh("systemctl daemon-reload; systemd-run -q --unit=kvtrial-host.service sleep 600")
+    yield host
+    for path, text in kept.items():
+        host.write(path, text)
+    host.sh("systemctl stop kvtrial-host.service 'kvtrial-engine@*'; systemctl daemon-reload; systemctl reset-failed",
+            check=False)  # fmt: skip
+
+
+ENDED = ("ActiveState", "Result", "ExecMainCode", "ExecMainStatus")
+KILLED = {"ActiveState": "failed", "Result": "timeout", "ExecMainCode": "2", "ExecMainStatus": "9"}
+"""As systemctl shows a unit whose time was over and that SIGKILL ended (CLD_KILLED is 2)."""
+
+
+def test_an_engine_that_does_not_end_within_its_limit_is_killed(with_short_limits):
+    """TimeoutStopSec=: it and its child do not hear SIGTERM."""
+    host, unit = with_short_limits, ENGINE.format("control")
+    host.sh(f"systemctl start {unit}")
+    wait(lambda: int(host.sh("pgrep -cu kvtrial || true")) >= 2, 60)
+    assert show(host, unit, "TimeoutStopUSec")["TimeoutStopUSec"] == "2s"
+    host.sh(f"systemctl stop {unit}", check=False)
+    assert show(host, unit, *ENDED) == KILLED
+    assert "Killing" in host.sh(f"journalctl -u {unit} --no-pager | grep -i 'timed out. Killing' || true")
+    assert host.sh("pgrep -u kvtrial || true") == ""
+
+
+@pytest.mark.full
+def test_an_engine_is_ended_when_the_campaigns_deadline_is_over(with_short_limits):
+    """RuntimeMaxSec=: nobody stops it, and its host program stays."""
+    host, unit = with_short_limits, ENGINE.format("offload")
+    host.sh(f"systemctl start {unit}")
+    wait(lambda: int(host.sh("pgrep -cu kvtrial || true")) >= 2, 60)
+    longest = show(host, unit, "RuntimeMaxUSec")["RuntimeMaxUSec"]
+    assert longest == f"1min {1 + units.STOP_SLACK_SECONDS - 60}s"
+    wait(lambda: show(host, unit, "ActiveState")["ActiveState"] == "failed", 300)
+    assert show(host, unit, *ENDED) == KILLED
+    assert "reached" in host.sh(f"journalctl -u {unit} --no-pager | grep -i 'runtime time limit' || true")
+    assert host.sh("pgrep -u kvtrial || true") == ""
+    assert show(host, "kvtrial-host.service", "ActiveState")["ActiveState"] == "active"
 
 
 def test_another_launch_than_the_plans_is_not_started(project, seen):

@@ -98,6 +98,7 @@ def test_a_host_that_loses_power_mid_install_is_repaired_by_the_next(fresh):
     assert host.sh(MARKER)
 
 
+@pytest.mark.full
 def test_a_second_provision_at_once_is_refused_and_the_first_finishes(fresh):
     host = fresh.fleet.hosts[0]
     first = fresh.start(PROVISION, "--limit", "h1")
@@ -115,6 +116,7 @@ def test_a_second_provision_at_once_is_refused_and_the_first_finishes(fresh):
     assert host.sh("ls -d /run/kvtrial", check=False) == ""
 
 
+@pytest.mark.full
 def test_a_lock_of_another_controller_is_taken_when_told_so(fresh):
     host = fresh.fleet.hosts[0]
     lock = '{"owner": "elsewhere/x/y:1:1", "by": "ann on elsewhere (pid 1)", "since": 0}'
@@ -149,6 +151,7 @@ def test_a_host_without_consent_is_refused_by_name(project):
         project.set("h3")
 
 
+@pytest.mark.full
 def test_a_full_disk_is_named_before_and_while_installing(playbooks, host_wheels):
     """A host with a disk of 64 MiB: refused beforehand; with the reserve set too low, by the failing step."""
     project: Playbooks = playbooks(1, standin_variables(host_wheels), disk_size="64M")

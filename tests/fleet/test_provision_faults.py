@@ -3,6 +3,7 @@
 The stand-in driver is brought once; then each test plants one fault, and puts things right again.
 """
 
+import dataclasses
 import shutil
 import signal
 import time
@@ -13,7 +14,7 @@ import pytest
 from playing import Playbooks, last_line, recap
 from rig import CONTROLLER
 from supplies import MID, NEW, OLD, Supplies, wheel
-from vendor import GPU, HEADERS, Deb, debs
+from vendor import FABRIC, GPU, HEADERS, PACKAGES, Deb, debs
 
 # Too long for make test; the limit lies far beyond what they take: a busy machine is no failure.
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1500)]
@@ -135,10 +136,12 @@ def test_a_module_that_was_not_built_is_noticed_before_a_reboot(site: Site) -> N
 
 
 def test_an_installation_of_the_driver_that_was_killed_is_ended(site: Site) -> None:
-    """A library that dpkg had unpacked and not configured when it was killed."""
+    """A library that dpkg had unpacked and not configured when it was killed. Its journal says so: apt does nothing."""
     site.host.sh(f"cd /tmp; apt-get -q download libcuda1={MID}-1; dpkg --unpack libcuda1_*.deb; rm libcuda1_*.deb")
+    site.host.sh("sed -n '/^Package: libcuda1$/,/^$/p' /var/lib/dpkg/status > /var/lib/dpkg/updates/0000")
     asked = "dpkg-query -W -f '${db:Status-Status} ${Version}' libcuda1"
     assert site.host.sh(asked) == f"unpacked {MID}-1"
+    assert "dpkg was interrupted" in site.host.sh("apt-get -qy install bash 2>&1", check=False)
     assert "has no lock" in site.refusal(vllm_lock="/nonexistent")
     assert site.host.sh(asked) == f"installed {MID}-1" and site.driver() == MID
 
@@ -160,6 +163,80 @@ def test_a_wrong_signature_stops_apt(site: Site, tmp_path: Path) -> None:
     other.close()
     assert "not signed" in answer or "NO_PUBKEY" in answer or "verified" in answer, answer
     assert site.driver() == MID
+    # An entry that apt can't read makes every update of the host's lists fail.
+    assert site.host.sh(f"ls {ENTRY}", check=False) == ""
+
+
+STATUS = "dpkg-query -W -f '${db:Status-Status} ${Version}' nvidia-kernel-open-dkms"
+
+
+def half_configured(site: Site) -> None:
+    """The newer driver was asked for, and its module could not be built."""
+    site.host.write("/usr/lib/kvtrial-standin/build-fails", f"{NEW}\n")
+    answer = site.refusal(**CHANGE)
+    assert "h1: apt-get ended with 100 while it brought nvidia-driver-cuda" in answer
+    assert "dpkg: error processing package nvidia-kernel-open-dkms (--configure):" in answer
+    assert site.host.sh(STATUS) == f"half-configured {NEW}-1"
+
+
+def test_a_package_whose_module_could_not_be_built_does_not_block_a_rollback(site: Site) -> None:
+    """The package's postinst failed, and would again; nor does another's that dpkg can't end."""
+    site.supplies.repository.add(Deb("bystander", "3-1", postinst="#!/bin/sh\nexit 10\n"))
+    half_configured(site)
+    site.host.sh(
+        "apt-get update -q 2>/dev/null; cd /tmp; apt-get -q download bystander=3-1; dpkg --unpack bystander_3-1_*.deb;"
+        "rm bystander_3-1_*.deb"
+    )
+    site.plays.set("h1", vllm_lock="/nonexistent")
+    done = site.plays.play(PROVISION, fails=True)
+    site.plays.set("h1")
+    assert READY in last_line(done)
+    said = " ".join(done.stdout.split())
+    assert (
+        "h1: the driver is there; apt could not end what others began: dpkg: error processing package bystander" in said
+    )
+    assert site.host.sh(STATUS) == f"installed {MID}-1" and site.driver() == MID
+    site.host.sh("dpkg --purge bystander; rm /usr/lib/kvtrial-standin/build-fails")
+
+
+ENTRY = "/etc/apt/sources.list.d/kvtrial-nvidia-driver.sources"
+THEIRS = "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
+THEIR_KEY = "/usr/share/keyrings/cuda-archive-keyring.asc"
+
+
+def test_another_entry_for_the_repository_is_named_or_taken_and_never_stops_apt(site: Site) -> None:
+    """As NVIDIA's package cuda-keyring brings one. With two keys for one repository apt reads no source."""
+    url = site.plays.variables["nvidia_driver_repository_uri"]
+    reads = "apt-get indextargets --no-release-info > /dev/null 2>&1 && echo yes || echo no"
+    site.host.write(THEIR_KEY, "another key\n")
+    site.host.write(THEIRS, f"deb [signed-by={THEIR_KEY}] {url} ./\n")
+    assert site.host.sh(reads) == "no"
+    # The driver is at its pin, and nothing of apt is used: such a host ended well, and its apt was dead.
+    answer = site.refusal()
+    assert (
+        f"h1: the driver's repository stands in apt's sources already, in {THEIRS} (its key {THEIR_KEY} has sha256 "
+        in answer
+    )
+    assert answer.endswith(f"The entry of this project, {ENTRY}, was taken away.")
+    assert site.host.sh(reads) == "yes"
+    answer = site.refusal(**CHANGE)
+    assert f"already, in {THEIRS}" in answer and answer.endswith("Nothing was written.")
+    assert site.host.sh(f"ls {ENTRY}", check=False) == "" and site.driver() == MID
+    site.host.write(THEIRS, f"deb [trusted=yes] {url} ./\n")
+    assert f"in {THEIRS} (trusted=yes, by which no key is asked)" in site.refusal()
+    # With the pinned key it is taken as it is: for what is there, for an upgrade, and never in a check.
+    site.host.write(THEIR_KEY, site.supplies.repository.key.read_text())
+    site.host.write(THEIRS, f"deb [signed-by={THEIR_KEY}] {url} ./\n")
+    assert READY in site.refusal(vllm_lock="/nonexistent", **CHANGE)
+    assert site.driver() == NEW and site.host.sh(reads) == "yes"
+    assert site.host.sh(f"ls {ENTRY} /etc/apt/keyrings/kvtrial-nvidia-driver.asc", check=False) == ""
+    site.plays.set("h1", vllm_lock="/nonexistent", **CHANGE)
+    done = site.plays.play(PROVISION, fails=True)
+    assert READY in last_line(done) and recap(done)["h1"]["changed"] == 0
+    site.plays.set("h1")
+    site.host.sh(f"rm {THEIRS} {THEIR_KEY}")
+    assert READY in site.refusal(vllm_lock="/nonexistent") and site.driver() == MID
+    assert site.host.sh(f"ls {ENTRY}") == ENTRY and site.host.sh(reads) == "yes"
 
 
 @pytest.mark.parametrize("lock", ["/var/lib/dpkg/lock-frontend", "/var/lib/apt/lists/lock"])
@@ -185,12 +262,8 @@ def test_a_version_that_the_repository_lacks_is_named(site: Site) -> None:
 def test_another_kernel_is_not_let_in(site: Site) -> None:
     """Complaint 3: the module would be built for a kernel that is not booted."""
     version = "590.1.1"
-    with_kernel = [d for d in debs(version) if d.name != "nvidia-driver-cuda"]
-    driver = next(d for d in debs(version) if d.name == "nvidia-driver-cuda")
-    depends = driver.fields.rstrip("\n") + ", linux-image-standin\n"
-    site.supplies.repository.add(
-        *with_kernel, Deb(driver.name, driver.version, depends, driver.files), Deb("linux-image-standin", "1-1")
-    )
+    asks = with_fields(version, "nvidia-driver-cuda", "Pre-Depends: linux-image-standin\n")
+    site.supplies.repository.add(*asks, Deb("linux-image-standin", "1-1"))
     answer = site.refusal(kvtrial_driver_version=version)
     assert "apt would also bring linux-image-standin" in answer and site.driver() == MID
     assert f"Pin: version {MID}-*" in site.host.sh(PINS)
@@ -217,8 +290,7 @@ def test_a_kernel_that_comes_all_the_same_is_noticed_before_a_reboot(site: Site)
 
 def with_fields(version: str, name: str, fields: str) -> list[Deb]:
     """The driver of a version, one of whose packages says more in its control file."""
-    return [Deb(d.name, d.version, d.fields + fields if d.name == name else d.fields, d.files, d.links)
-            for d in debs(version)]  # fmt: skip
+    return [dataclasses.replace(d, fields=d.fields + fields) if d.name == name else d for d in debs(version)]
 
 
 def test_packages_of_others_are_not_taken_away(site: Site) -> None:
@@ -277,10 +349,19 @@ def test_the_fabric_manager_of_a_host_with_nvswitches_is_started_and_has_to_run(
 
 
 def test_the_node_that_cuda_needs_is_made_and_has_to_be_there(site: Site) -> None:
-    """Also where the driver is somebody else's."""
-    site.host.sh("systemctl disable --now kvtrial-nvidia-nodes; rm /dev/nvidia-uvm")
-    theirs = {"kvtrial_driver_manage": False, "kvtrial_driver_version": ""}
-    assert READY in site.refusal(vllm_lock="/nonexistent", **theirs)
+    """Where the driver is somebody else's only if that is asked for."""
+    unit = "/etc/systemd/system/kvtrial-nvidia-nodes.service"
+    site.host.sh(f"systemctl disable --now kvtrial-nvidia-nodes; rm /dev/nvidia-uvm {unit}; systemctl daemon-reload")
+    theirs = {"kvtrial_driver_manage": False, "kvtrial_driver_version": "", "vllm_lock": "/nonexistent"}
+    site.plays.set("h1", **theirs)
+    done = site.plays.play(PROVISION, fails=True)
+    site.plays.set("h1")
+    assert "load nvidia_uvm there and make the node at every boot, or set nvidia_driver_device_nodes=true" in last_line(
+        done
+    )
+    assert recap(done)["h1"]["changed"] == 0
+    assert site.host.sh(f"ls {unit} /dev/nvidia-uvm", check=False) == ""
+    assert READY in site.refusal(nvidia_driver_device_nodes=True, **theirs)
     assert site.host.sh("stat -c %F /dev/nvidia-uvm") == "character special file"
     site.host.sh("mv /usr/sbin/modprobe /root; systemctl stop kvtrial-nvidia-nodes; rm /dev/nvidia-uvm")
     answer = site.refusal(vllm_lock="/nonexistent")
@@ -341,7 +422,15 @@ def test_the_wrong_model_is_refused_with_its_own_hash(site: Site) -> None:
 
 
 def test_a_removal_that_was_cut_off_is_gone_on_with(site: Site) -> None:
-    """Killed with the packages gone and the reboot ahead: the next one takes the rest, and reboots."""
+    """Killed with the packages gone and the reboot ahead: the next one takes the rest, and reboots.
+
+    A package whose module could not be built is no hindrance to it, nor one that dpkg was killed over.
+    """
+    half_configured(site)
+    site.host.sh(
+        "sed -n '/^Package: libcuda1$/,/^$/p' /var/lib/dpkg/status > /tmp/libcuda1;"
+        "sed 's/^Status: .*/Status: install reinstreq half-installed/' /tmp/libcuda1 > /var/lib/dpkg/updates/0000"
+    )
     left = "find /etc/apt /etc/systemd /var/lib/apt/lists -name '*kvtrial-nvidia*'; dpkg-query -W | grep nvidia || true"
     assert len(site.host.sh(left).splitlines()) > 8
     running = site.plays.start(PROVISION, "-e", "kvtrial_state=absent")
@@ -350,9 +439,35 @@ def test_a_removal_that_was_cut_off_is_gone_on_with(site: Site) -> None:
     running.signal(signal.SIGKILL)
     running.process.wait()
     site.host.wait()
-    assert "sources.list.d/kvtrial-nvidia-driver.sources" in site.host.sh(left)
+    assert "/etc/apt/kvtrial-nvidia-driver.json" in site.host.sh(left)
     site.plays.play(PROVISION, "-e", "kvtrial_state=absent", fails=False)
     assert site.host.sh(left) == ""
     assert site.host.sh("cat /proc/driver/nvidia/version 2>/dev/null", check=False) == ""
     done = site.plays.play(PROVISION, "-e", "kvtrial_state=absent", fails=False)
     assert recap(done)["h1"]["changed"] == 0
+
+
+def test_a_driver_that_was_there_before_stays_when_the_project_goes(site: Site) -> None:
+    """Somebody brought it; the project pinned it, and takes its pins with it."""
+    url = site.plays.variables["nvidia_driver_repository_uri"]
+    theirs = "/etc/apt/sources.list.d/somebodys.list"
+    site.host.write(theirs, f"deb [trusted=yes] {url} ./\n")
+    asked = " ".join(f"{name}={MID}-1" for name in [*PACKAGES, *FABRIC, "firmware-nvidia-gsp"])
+    site.host.sh(
+        f"rm -f /usr/lib/kvtrial-standin/build-fails; apt-get update -q 2>/dev/null; apt-get install -qy {asked};"
+        f"rm {theirs}; systemctl daemon-reload; systemctl start kvtrial-standin-module"
+    )
+    boot = site.host.sh("cat /proc/sys/kernel/random/boot_id; stat -c %Y /run/systemd")
+    packages = "dpkg-query -W -f '${Package} ${Version} ${db:Status-Status}\\n' | grep -E 'nvidia|libcuda'"
+    before = site.host.sh(packages)
+    assert READY in site.refusal(vllm_lock="/nonexistent") and site.driver() == MID
+    assert f"Pin: version {MID}-*" in site.host.sh(PINS)
+    done = site.plays.play(PROVISION, "-e", "kvtrial_state=absent", fails=False)
+    said = " ".join(done.stdout.split())
+    assert (
+        f"h1: the driver stays (firmware-nvidia-gsp {MID}-1 and so on): this project did not bring it. What pinned"
+        in said
+    )
+    assert site.host.sh(packages) == before and site.driver() == MID
+    assert site.host.sh("find /etc/apt /etc/systemd -name '*kvtrial-nvidia*'") == ""
+    assert boot == site.host.sh("cat /proc/sys/kernel/random/boot_id; stat -c %Y /run/systemd")

@@ -108,11 +108,13 @@ class Deb:
     fields: str = ""
     files: tuple[tuple[str, str, int], ...] = ()
     links: tuple[tuple[str, str], ...] = ()
+    postinst: str = ""
 
 
 def debs(version: str, revision: str = "1") -> list[Deb]:
     """The driver of one version as the vendor's packages."""
     full, upstream = f"{version}-{revision}", version
+    firmware = f"nvidia-firmware-{version.split('.')[0]}-{version}"
     unit = "/lib/systemd/system/kvtrial-standin-module.service"
     together = f"Depends: libcuda1 (= {full}), libnvidia-ml1 (= {full}), nvidia-kernel-open-dkms (= {full})\n"
     return [
@@ -121,10 +123,12 @@ def debs(version: str, revision: str = "1") -> list[Deb]:
         Deb("libnvidia-ml1", full, files=((f"{STANDIN}/library-version", f"{upstream}\n", 0o644),)),
         # As in the vendor's repository for Debian: another than the newest driver needs its own version of it.
         Deb("firmware-nvidia-gsp", full),
+        # As in that for Ubuntu: its version stands in its name, and an upgrade leaves that of the former driver.
+        Deb(firmware, full),
         Deb(
             "nvidia-kernel-open-dkms",
             full,
-            f"Depends: firmware-nvidia-gsp (= {full})\n",
+            f"Depends: firmware-nvidia-gsp (= {full}), {firmware}\n",
             files=(
                 (f"{STANDIN}/module-version", f"{upstream}\n", 0o644),
                 (f"{STANDIN}/load", LOAD, 0o755),
@@ -133,6 +137,8 @@ def debs(version: str, revision: str = "1") -> list[Deb]:
                 (unit, UNIT, 0o644),
             ),
             links=(("/etc/systemd/system/sysinit.target.wants/kvtrial-standin-module.service", unit),),
+            # As one of the vendor's ends where DKMS can't build the module.
+            postinst=f'#!/bin/sh\n[ "$(cat {STANDIN}/build-fails 2>/dev/null)" != {upstream} ] || exit 10\n',
         ),
         Deb(
             "nvidia-fabricmanager",
@@ -152,6 +158,9 @@ def build(deb: Deb, folder: Path) -> Path:
     control += "Description: stand-in of the kvtrial tests, no NVIDIA software\n"
     (tree / "DEBIAN").mkdir(parents=True)
     (tree / "DEBIAN" / "control").write_text(control)
+    if deb.postinst:
+        (tree / "DEBIAN" / "postinst").write_text(deb.postinst)
+        (tree / "DEBIAN" / "postinst").chmod(0o755)
     for path, text, mode in deb.files:
         target = tree / path.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -2,11 +2,11 @@
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from kvtrial.analysis.breakeven import GAIN_NOT_SHOWN
-from kvtrial.analysis.regime import CHANGE_MARKS
+from kvtrial.analysis.ladderanswer import ladder_lines
 from kvtrial.record.calibration import NOT_CALIBRATED
 from kvtrial.record.verdict import BreakEven, ComparisonResult, FoundBreakEven, GateResult, TimeBudget, Verdict, Word
 
@@ -166,12 +166,16 @@ def one_line(text: str, limit: int = 600) -> str:
     return clean if len(clean) <= limit else clean[: limit - 1].rstrip() + "…"
 
 
-def sentence(text: str) -> str:
-    """`text` on one line, with a capital in front (but for an identifier) and a full stop at the end."""
+def sentence(text: str, names: Collection[str] = ()) -> str:
+    """`text` on one line, with a capital in front and a full stop at the end.
+
+    An identifier in front stays as it is, and so does one of `names`: arms are written as they are declared.
+    """
     line = one_line(text)
     if not line:
         return ""
-    first = line[0] if "_" in line.split()[0] else line[0].upper()
+    word = line.split()[0]
+    first = line[0] if "_" in word or word.rstrip(":,;") in names else line[0].upper()
     return first + line[1:] + ("" if line[-1] in ".!?…" else ".")
 
 
@@ -338,6 +342,12 @@ def effect_sentence(comparison: ComparisonResult) -> str:
     return sentence(f"{words} ({statistics_text(comparison)})")
 
 
+def arms_in(verdict: Verdict) -> frozenset[str]:
+    """The names of the arms that a verdict is of."""
+    compared = frozenset(arm for item in verdict.comparisons for arm in (item.arm, item.against))
+    return compared | frozenset(arm.arm for arm in (verdict.ladder.arms if verdict.ladder else ()))
+
+
 def primary_of(comparisons: Iterable[ComparisonResult]) -> ComparisonResult | None:
     """The comparison that decides, or None."""
     return next((comparison for comparison in comparisons if comparison.role == "primary"), None)
@@ -447,10 +457,11 @@ def headline(verdict: Verdict) -> str:
     primary = primary_of(verdict.comparisons)
     plain = primary is not None and is_number(primary.effect) and primary.verdict == verdict.verdict
     if primary is None or not plain or engine_faults(verdict) or verdict.verdict in ("INCONCLUSIVE", "INVALID"):
-        return sentence(verdict.reason) or "No reason was given."
+        return sentence(verdict.reason, arms_in(verdict)) or "No reason was given."
     subject = subject_of(primary)
     if verdict.verdict == "EQUIVALENT":
-        return sentence(f"{primary.arm} and {primary.against} are the same within {margin_text(primary)} for {subject}")
+        said = f"{primary.arm} and {primary.against} are the same within {margin_text(primary)} for {subject}"
+        return sentence(said, arms_in(verdict))
     return sentence(f"{subject} {size_in_words(primary)} {against_of(primary)}")
 
 
@@ -504,12 +515,17 @@ def is_within_a_size(comparison: ComparisonResult) -> bool:
     return (comparison.verdict, comparison.effect_scale, unit_of(comparison)) == ("EQUIVALENT", "difference", "bytes")
 
 
-def elsewhere_text(verdict: Verdict) -> str | None:
-    """What the variant costs outside the primary: the guards, worst first, then what fits the engine's cache."""
+def elsewhere_of(verdict: Verdict) -> tuple[list[ComparisonResult], list[ComparisonResult]]:
+    """The guards, worst first, and what fits the engine's cache."""
     guards = [comparison for comparison in verdict.comparisons if comparison.role == "guard"]
     order = {"WORSE": 0, "INVALID": 1, "INCONCLUSIVE": 2, "EQUIVALENT": 3, "BETTER": 4}
     guards.sort(key=lambda comparison: order[comparison.verdict])
-    fits = [item for item in verdict.comparisons if item.role == "secondary" and item.phase == "fits_return"]
+    return guards, [item for item in verdict.comparisons if item.role == "secondary" and item.phase == "fits_return"]
+
+
+def elsewhere_text(verdict: Verdict) -> str | None:
+    """What the variant costs outside the primary: the guards, worst first, then what fits the engine's cache."""
+    guards, fits = elsewhere_of(verdict)
     if not guards and not fits:
         return None
     worse = [comparison for comparison in guards if comparison.verdict == "WORSE"]
@@ -530,8 +546,13 @@ def elsewhere_text(verdict: Verdict) -> str | None:
 def _proof_line(verdict: Verdict) -> str:
     """Gates and runs counted, then what the engine's own counters say of the treatment."""
     gates = gates_by_name(verdict)
-    proofs = [gates[name][0][1] for name in PROOF_GATES if name in gates]
-    said = " ".join(sentence(one_line(result.detail, 240)) for result in proofs if result.passed is True)
+    proofs = [gates[name][0] for name in PROOF_GATES if name in gates]
+    several = len(verdict.hosts) > 1
+    said = " ".join(
+        sentence((f"On {host}: " if several and host else "") + one_line(result.detail, 240))
+        for host, result in proofs
+        if result.passed is True
+    )
     return f"Proof: {gates_text(verdict)}, {runs_text(verdict)}. {said}".rstrip()
 
 
@@ -560,10 +581,12 @@ def break_even_text(break_even: BreakEven | None, word: Word = "BETTER") -> str 
     """
     if break_even is None:
         return None
-    computed = _computed_text(break_even, word)
+    computed, arms = _computed_text(break_even, word), arms_of(break_even)
+    arms = f"{arms}: " if arms else ""
     if break_even.found is None:
-        return computed
-    return f"{found_text(break_even.found, word)} Computed from a return and a miss by themselves, {computed}"
+        return f"{arms}{computed}"
+    found = found_text(break_even.found, word, prefix_length(break_even))
+    return f"{arms}{found} Computed from a return and a miss by themselves, {computed}"
 
 
 def _not_told_text(even: BreakEven | FoundBreakEven) -> str:
@@ -583,11 +606,21 @@ def length_of(phase: str) -> str:
     return found[2] if found else ""
 
 
+def prefix_length(even: BreakEven) -> str:
+    """Tokens of the prefixes that a break-even share is of: "8,200"; by their phase's name "16k"; "" where unknown."""
+    return f"{even.prefix_tokens:,}" if even.prefix_tokens is not None else length_of(even.hit)
+
+
+def arms_of(even: BreakEven) -> str:
+    """ "offload against control"; "" in a verdict of a release that did not keep it."""
+    return f"{even.arm} against {even.against}" if even.arm else ""
+
+
 def _share_with_interval(
-    share: float, low: float | None, high: float | None, confidence: float | None, hit: str = ""
+    share: float, low: float | None, high: float | None, confidence: float | None, length: str
 ) -> str:
-    """ "12 % of requests return to an evicted prefix (97 % interval 8 % to 17 %)"; its length where `hit` names one."""
-    of_length = f" of {length_of(hit)} tokens" if length_of(hit) else ""
+    """ "12 % of requests return to an evicted prefix of 8,200 tokens (97 % interval 8 % to 17 %)"."""
+    of_length = f" of {length} tokens" if length else ""
     text = f"{share_text(share)} of requests return to an evicted prefix{of_length}"
     if not (is_number(low) and is_number(high)):
         return text
@@ -595,14 +628,14 @@ def _share_with_interval(
     return f"{text} ({sure}interval {share_text(low)} to {share_text(high)})"
 
 
-def found_text(found: FoundBreakEven, word: Word = "BETTER") -> str:
+def found_text(found: FoundBreakEven, word: Word = "BETTER", length: str = "") -> str:
     """The break-even that a sweep of shares found, in a sentence or two."""
     if found.pays != "above" or found.hit_share is None:
         return f"Found by the sweep: {one_line(found.note)}."
     if not share_is_told(found, word):
         text = sentence(f"found by the sweep of {len(found.points)} shares: {_not_told_text(found)}")
         return f"{text} {sentence(found.note)}".rstrip()
-    share = _share_with_interval(found.hit_share, found.ci_low, found.ci_high, found.confidence)
+    share = _share_with_interval(found.hit_share, found.ci_low, found.ci_high, found.confidence, length)
     text = f"found by the sweep of {len(found.points)} shares: it pays when more than {share}"
     if found.minus_computed_low is not None and found.minus_computed_high is not None:
         agree = found.minus_computed_low <= 0 <= found.minus_computed_high
@@ -616,7 +649,11 @@ def _computed_text(break_even: BreakEven, word: Word) -> str:
     if not share_is_told(break_even, word):
         return f"{_not_told_text(break_even)}. {sentence(break_even.note)}".rstrip()
     share = _share_with_interval(
-        break_even.hit_share, break_even.ci_low, break_even.ci_high, break_even.confidence, break_even.hit
+        break_even.hit_share,
+        break_even.ci_low,
+        break_even.ci_high,
+        break_even.confidence,
+        prefix_length(break_even),
     )
     text = f"it pays when more than {share}"
     gain, cost = break_even.gain_seconds, break_even.cost_seconds
@@ -663,45 +700,12 @@ def next_text(verdict: Verdict) -> str:
     if action and reason in one_line(verdict.reason):
         return sentence(action)
     if not action:
-        return sentence(reason)
-    return f"{sentence(action)} {sentence(reason)}".rstrip()
+        return sentence(reason, arms_in(verdict))
+    return f"{sentence(action)} {sentence(reason, arms_in(verdict))}".rstrip()
 
 
-def _labelled(label: str, text: str | None) -> str | None:
-    return f"{label}: {sentence(text)}" if text else None
-
-
-LADDER_LINES_MAX = 5
-"""Of the regime: onset, what runs out first, profiles, changes."""
-
-
-def _of_arm(arm: str) -> tuple[str, ...]:
-    """How the further sentences on what an arm's change does begin."""
-    return f"With {arm} ", f"{arm} changes the work"
-
-
-def ladder_lines(verdict: Verdict) -> list[str]:
-    """A ladder's answer for a terminal: onset, what runs out first, what the profiles reach, what each change does."""
-    if verdict.ladder is None:
-        return []
-    regime = verdict.ladder.regime
-    profiles = " ".join(line.removeprefix("Profile ") for line in regime if line.startswith("Profile "))
-    changes = [
-        " ".join([line, *(own for own in regime if own.startswith(_of_arm(line.split(" (")[0])))])
-        for line in regime
-        if any(mark in line for mark in CHANGE_MARKS)
-    ]
-    unpriced = "".join(f" {line}" for line in regime if line.startswith("No cost: "))
-    several = len(verdict.hosts) > 1
-    ladder = f"Ladder of {verdict.ladder.host}, one of {len(verdict.hosts)} hosts" if several else "Ladder"
-    said = [f"{ladder}: {regime[0]} {regime[1]}", *([f"Profiles: {profiles}{unpriced}"] if profiles else [])]
-    room = LADDER_LINES_MAX - len(said)
-    more = len(changes) - room
-    if more > 0:
-        # The last line that there is room for names the arms that have none of their own.
-        arms = ", ".join(line.split(" (")[0] for line in changes[room - 1 :])
-        changes = [*changes[: room - 1], f"also {arms}: see the report."]
-    return [*said, *(f"Change: {line}" for line in changes)]
+def _labelled(label: str, text: str | None, names: Collection[str] = ()) -> str | None:
+    return f"{label}: {sentence(text, names)}" if text else None
 
 
 def ten_lines(verdict: Verdict, directory: str) -> list[str]:
@@ -717,14 +721,13 @@ def ten_lines(verdict: Verdict, directory: str) -> list[str]:
     elsewhere = _labelled("Elsewhere", elsewhere_text(verdict))
     if verdict.tier_budget is not None:
         elsewhere = _labelled("RAM budget", verdict.tier_budget.advice)
-    break_even = _labelled("Break-even", break_even_text(verdict.break_even, verdict.verdict))
+    break_even = _labelled("Break-even", break_even_text(verdict.break_even, verdict.verdict), arms_in(verdict))
     time, proof = _labelled("Time", time_text(verdict.time_budget)), _proof_line(verdict)
     end = [_labelled("Next", next_text(verdict)), f"Report: {one_line(directory.rstrip('/'))}/report.html"]
     lines: list[str | None]
     ladder = ladder_lines(verdict)
     if ladder:
-        # What is left of the ten lines goes to the effect and the proof.
-        lines = [first, _effect_line(verdict), *ladder, *([proof] if len(ladder) < LADDER_LINES_MAX else []), *end]
+        lines = [first, _effect_line(verdict), *ladder, proof, *end]
     elif verdict.verdict == "INVALID":
         counts = f"Counts: {runs_text(verdict)}; {gates_text(verdict)}."
         lines = [first, *_gate_sentences(verdict, 4), counts, evidence, time, *end]
@@ -739,7 +742,7 @@ def ten_lines(verdict: Verdict, directory: str) -> list[str]:
 
 def cause(verdict: Verdict) -> str:
     """One sentence for the last line of a command that failed: the word and why."""
-    reason = sentence(verdict.reason)
+    reason = sentence(verdict.reason, arms_in(verdict))
     if not reason:
         failed = _gate_sentences(verdict, 1)
         reason = failed[0] if failed else "No reason was given."

@@ -8,13 +8,15 @@ from msgspec.structs import replace
 from kvtrial.analysis.inputs import HostInput
 from kvtrial.analysis.laddering import is_level, lengths_of
 from kvtrial.analysis.launch import dashed, merged_args
-from kvtrial.analysis.onset import blocks_at_admission
+from kvtrial.analysis.onset import blocks_at_admission, blocks_at_end
 from kvtrial.analysis.protocols import own_sizes
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.launch import human_int, parse_vllm_args
 from kvtrial.record.plan import HostPlan
 from kvtrial.record.protocol import Arm, Protocol
 
+SMALL_POOL_BYTES = 2**30
+"""Up to so much a KV cache that is too large is nobody's loss."""
 Side = Literal["above", "below"]
 OPTIONS: dict[str, tuple[str, Side]] = {
     "more_kv": ("num-gpu-blocks-override", "above"),
@@ -112,10 +114,11 @@ def _answer_and_limit(protocol: Protocol) -> tuple[int | None, int | None]:
     return phase.stop_after, phase.max_tokens
 
 
-def _or_without(protocol: Protocol, arm: str) -> str:
-    """What to do about an arm that shows nothing here, beside giving it another value."""
-    rest = [other for other in protocol.arms if other not in (arm, protocol.control)]
-    return f"leave it out (-e arms={','.join(rest)})" if rest else "choose another arm"
+def _or_without(protocol: Protocol, *arms: str) -> str:
+    """What to do about arms that show nothing here, beside giving them another value."""
+    rest = [other for other in protocol.arms if other not in (*arms, protocol.control)]
+    those = "it" if len(arms) == 1 else "them"
+    return f"leave {those} out (-e arms={','.join(rest)})" if rest else "choose another arm"
 
 
 def refuse_loose_limits(plan: HostPlan, declared: Protocol) -> None:
@@ -144,6 +147,26 @@ def loose_limit_lines(plan: HostPlan, control: str) -> list[str]:
                 f"{plan.host}, arm {arm}: warning: it lets {mine} sequences run at once, and the KV cache has room for "
                 f"the prompts of {room} at most, so it limits nothing here and no difference is to be expected; give "
                 f"it a max-num-seqs below {room}."
+            )
+    return said
+
+
+def spare_pool_lines(plan: HostPlan) -> list[str]:
+    """For the announcement: arms with a large KV cache of which all that a level sends at once would leave a part."""
+    if not plan.ladder:
+        return []
+    said = []
+    for arm, usable in plan.ladder.usable_gpu_blocks.items():
+        run = next(run for run in plan.runs if run.arm == arm)
+        level = next(phase for phase in run.phases if phase.name in plan.ladder.levels)
+        lengths = lengths_of(level)
+        most = sum(blocks_at_end(length, plan.capacity.block_tokens) for length in lengths)
+        size = usable * plan.capacity.block_tokens * plan.capacity.kv_bytes_per_token
+        if usable > most and size > SMALL_POOL_BYTES:
+            said.append(
+                f"{plan.host}, arm {arm}: warning: its KV cache of {usable:,} blocks takes {size / 2**30:,.1f} GiB, "
+                f"and the {len(lengths):,} requests that a level sends take {most:,} blocks, were all in flight at "
+                f"once; a smaller one shows the same."
             )
     return said
 
@@ -179,16 +202,23 @@ def refuse_idle_arms(plan: HostPlan, declared: Protocol, resolved: Protocol) -> 
     declares is meant to be the same, as in a protocol that looks for noise.
     """
     control = declared.control
-    for name, arm in declared.arms.items():
-        if name == control or declared_alike(arm, declared.arms[control]):
-            continue
-        if _runs_alike(plan, name, resolved):
-            changes = ", ".join(_changes(resolved.arms[name], resolved.arms[control])) or "no change"
-            raise UnusableInput(
-                f"host {plan.host}: arm {name} ({changes}) runs exactly as {control} does here, the same launch and "
-                f"the same requests, so it can show nothing; give what it changes another value, of something that is "
-                f"used here, or {_or_without(declared, name)}."
-            )
+    idle = [
+        name
+        for name, arm in declared.arms.items()
+        if name != control and not declared_alike(arm, declared.arms[control]) and _runs_alike(plan, name, resolved)
+    ]
+    if not idle:
+        return
+    told = [
+        f"{name} ({', '.join(_changes(resolved.arms[name], resolved.arms[control])) or 'no change'})" for name in idle
+    ]
+    one = len(idle) == 1
+    raise UnusableInput(
+        f"host {plan.host}: arm{'' if one else 's'} {' and '.join(told)} {'runs' if one else 'run'} exactly as "
+        f"{control} does here, the same launch and the same requests, so {'it' if one else 'they'} can show nothing; "
+        f"give what {'it changes' if one else 'they change'} another value, of something that is used here, or "
+        f"{_or_without(declared, *idle)}."
+    )
 
 
 def declared_alike(arm: Arm, other: Arm) -> bool:

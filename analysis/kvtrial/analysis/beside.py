@@ -13,22 +13,27 @@ import msgspec
 from msgspec import Struct
 
 from kvtrial.analysis import answer
-from kvtrial.analysis import campaign as campaigns
 from kvtrial.analysis.campaign import Campaign
 from kvtrial.analysis.report.conditions import gpus_text
+from kvtrial.analysis.summaries import judge
 from kvtrial.record.record import RunRecord
-from kvtrial.record.verdict import ComparisonResult, Verdict
+from kvtrial.record.verdict import BreakEven, ComparisonResult, Verdict
 from kvtrial.record.version import SCHEMA_VERSION
 
 CELL_CHARACTERS = 48
 LONGEST = 100_000
 ALONE_SHOWN_MAX = 8
 NAMED_MAX = 8
+Bounds = tuple[float | None, float | None]
+MEETING = {True: "intervals apart", False: "intervals meet", None: ""}
 NOT_INTERLEAVED = "Campaigns are not interleaved: what differs may be the machine or the hour as well as the change."
 
 
 class Side(Struct, frozen=True):
-    """One campaign's answer."""
+    """One campaign's answer. `…_of`: the arms, of the break-even and of the delta, whose phase it names, too.
+
+    `break_even_how`: found by a sweep or computed, where it is a share with bounds. `onsets`: of each run by itself.
+    """
 
     campaign: str
     protocol: str
@@ -40,6 +45,12 @@ class Side(Struct, frozen=True):
     break_even: str = ""
     delta_ttft_seconds: float | None = None
     onset: int | None = None
+    break_even_of: str = ""
+    break_even_how: str = ""
+    break_even_low: float | None = None
+    break_even_high: float | None = None
+    delta_of: str = ""
+    onsets: list[int] = []
 
 
 class Pair(Struct, frozen=True):
@@ -77,12 +88,15 @@ class Beside(Struct, frozen=True):
 
 def compare_campaigns(first: Path, second: Path) -> Beside:
     """Both campaigns from their records. Raises UnusableInput where one can't be read."""
-    made = [made_with(campaigns.read_campaign(path), _records(path)) for path in (first, second)]
-    return put_beside(campaigns.analyze(first), campaigns.analyze(second), made[0], made[1])
+    (a, made_a), (b, made_b) = map(_read, (first, second))
+    return put_beside(a, b, made_a, made_b)
 
 
-def _records(directory: Path) -> list[RunRecord]:
-    return [record for runs in campaigns.read_records(directory).values() for record in runs]
+def _read(directory: Path) -> tuple[Verdict, dict[str, str]]:
+    """A campaign's verdict and what it was made with, in one reading of its records, a host at a time."""
+    judged = judge(directory)
+    records = [record for host in judged.records.values() for record in host]
+    return judged.verdict, made_with(judged.campaign, records)
 
 
 def made_with(campaign: Campaign, records: Sequence[RunRecord]) -> dict[str, str]:
@@ -127,7 +141,8 @@ def put_beside(
 
 
 def _side(verdict: Verdict) -> Side:
-    primary = answer.primary_of(verdict.comparisons)
+    primary, even, ladder = answer.primary_of(verdict.comparisons), verdict.break_even, verdict.ladder
+    told = _even(verdict)
     return Side(
         campaign=verdict.campaign,
         protocol=verdict.protocol,
@@ -136,9 +151,15 @@ def _side(verdict: Verdict) -> Side:
         reason=verdict.reason,
         runs=answer.runs_text(verdict),
         gates=answer.gates_text(verdict),
-        break_even=_even(verdict),
+        break_even=told.text,
         delta_ttft_seconds=primary.delta_ttft_seconds if primary is not None else None,
-        onset=verdict.ladder.onset_measured if verdict.ladder is not None else None,
+        onset=ladder.onset_measured if ladder is not None else None,
+        break_even_of=_even_of(even) if even is not None and told.text else "",
+        break_even_how=told.how,
+        break_even_low=told.low,
+        break_even_high=told.high,
+        delta_of=f"{primary.phase}, {primary.arm}/{primary.against}" if primary is not None else "",
+        onsets=sorted({onset for onset in ladder.onset_by_run if onset is not None}) if ladder is not None else [],
     )
 
 
@@ -146,17 +167,37 @@ BY_SWEEP = {"none": "found at none of the shares", "every": "found at every shar
 """What stands for a share where a sweep found none."""
 
 
-def _even(verdict: Verdict) -> str:
-    """The break-even hit share, found before computed, with its interval; "" where none may be named."""
+class _Told(Struct, frozen=True):
+    """A break-even in words, and the interval that two of one kind are held beside each other by."""
+
+    text: str = ""
+    how: str = ""
+    low: float | None = None
+    high: float | None = None
+
+
+def _even_of(even: BreakEven) -> str:
+    length = answer.prefix_length(even)
+    return ", ".join(
+        filter(None, [f"{even.arm}/{even.against}" if even.arm else "", f"{length} tokens" if length else ""])
+    )
+
+
+def _even(verdict: Verdict) -> _Told:
+    """The break-even hit share with its interval, found or computed; no text where none may be named.
+
+    Where shares were swept, what the sweep found is the answer, and no computed share stands in for it.
+    """
     even = verdict.break_even
-    by_sweep = even.found if even is not None else None
-    if by_sweep is not None and by_sweep.pays in BY_SWEEP:
-        return BY_SWEEP[by_sweep.pays]
-    for found in (by_sweep, even):
-        if found is not None and answer.share_is_told(found, verdict.verdict):
-            bounds = f"{answer.share_text(found.ci_low)} to {answer.share_text(found.ci_high)}"
-            return f"{answer.share_text(found.hit_share)} ({bounds})"
-    return ""
+    if even is None or verdict.verdict == "INVALID":
+        return _Told()
+    how, share = ("computed", even) if even.found is None else ("found", even.found)
+    if even.found is not None and even.found.pays in BY_SWEEP:
+        return _Told(BY_SWEEP[even.found.pays])
+    if not answer.share_is_told(share, verdict.verdict):
+        return _Told(BY_SWEEP["unknown"] if even.found is not None else "")
+    bounds = f"{answer.share_text(share.ci_low)} to {answer.share_text(share.ci_high)}"
+    return _Told(f"{how} {answer.share_text(share.hit_share)} ({bounds})", how, share.ci_low, share.ci_high)
 
 
 def _comparable(a: Verdict, b: Verdict, pins: Sequence[Difference], conditions: Sequence[Difference]) -> list[str]:
@@ -174,7 +215,9 @@ def _comparable(a: Verdict, b: Verdict, pins: Sequence[Difference], conditions: 
     if machines := [entry.what for entry in conditions if entry.what in ("CPUs", "RAM", "GPUs", "kvtrial")]:
         said.append(f"{', '.join(machines)} differ")
     if sizes := [
-        entry.what for entry in _in_both(conditions) if entry.what == "arms" or entry.what.startswith("size ")
+        entry.what
+        for entry in _comparable_conditions(a, b, conditions)
+        if entry.what in ASKED_FOR or entry.what.startswith("size ")
     ]:
         more = f" and {len(sizes) - NAMED_MAX} more" if len(sizes) > NAMED_MAX else ""
         said.append(f"what was asked for differs ({', '.join(sizes[:NAMED_MAX])}{more})")
@@ -184,8 +227,13 @@ def _comparable(a: Verdict, b: Verdict, pins: Sequence[Difference], conditions: 
     return said
 
 
-def _in_both(conditions: Sequence[Difference]) -> list[Difference]:
-    """What both campaigns have: a size that only one protocol knows is no difference of the other."""
+ASKED_FOR = ("arms", "pairs", "prices")
+
+
+def _comparable_conditions(a: Verdict | Side, b: Verdict | Side, conditions: Sequence[Difference]) -> list[Difference]:
+    """Of two protocols what both have: a size that only one of them knows is no difference of the other."""
+    if a.protocol == b.protocol:
+        return list(conditions)
     return [entry for entry in conditions if "–" not in (entry.a, entry.b)]
 
 
@@ -206,11 +254,16 @@ def _key(item: ComparisonResult) -> tuple[str, ...]:
 def _apart(a: ComparisonResult | None, b: ComparisonResult | None) -> bool | None:
     if a is None or b is None:
         return None
-    bounds = (a.ci_low, a.ci_high, b.ci_low, b.ci_high)
-    if not all(map(answer.is_number, bounds)):
+    return _lie_apart((a.ci_low, a.ci_high), (b.ci_low, b.ci_high))
+
+
+def _lie_apart(a: Bounds, b: Bounds) -> bool | None:
+    """Whether two intervals do not meet; None where one has no bounds."""
+    (low, high), (other_low, other_high) = a, b
+    if not all(map(answer.is_number, (low, high, other_low, other_high))):
         return None
-    assert a.ci_low is not None and a.ci_high is not None and b.ci_low is not None and b.ci_high is not None
-    return a.ci_high < b.ci_low or b.ci_high < a.ci_low
+    assert low is not None and high is not None and other_low is not None and other_high is not None
+    return high < other_low or other_high < low
 
 
 def _states(verdict: Verdict) -> dict[str, str]:
@@ -239,27 +292,23 @@ def lines(found: Beside) -> list[str]:
         ("verdict", a.verdict, b.verdict, "" if a.verdict == b.verdict else "differs"),
         ("runs", a.runs, b.runs, ""),
     ]
-    rows += [
-        (name, one or "–", other or "–", "" if one == other else "differs")
-        for name, one, other in (
-            ("break-even hit share", a.break_even, b.break_even),
-            ("delta_ttft_seconds", _delta(a), _delta(b)),
-            ("onset of preemption", str(a.onset or ""), str(b.onset or "")),
-        )
-        if one or other
-    ]
+    rows += _numbers(a, b)
     alone = [pair for pair in found.comparisons if pair.a is None or pair.b is None]
-    # A few are shown; very many are two protocols that have little in common.
-    hidden = alone if len(alone) > ALONE_SHOWN_MAX else []
+    beside, matched = _rows_by_role(alone)
+    left = [pair for pair in alone if pair not in matched]
+    # A few are shown, and what decides always; very many are two protocols that have little in common.
+    hidden = [pair for pair in left if not _decides(pair)] if len(left) > ALONE_SHOWN_MAX else []
     for pair in found.comparisons:
-        if pair in hidden:
+        if pair in hidden or pair in matched:
             continue
-        word = {True: "intervals apart", False: "intervals meet", None: ""}[pair.apart]
         name = f"{pair.phase} {answer.SHORT_NAMES.get(pair.metric, pair.metric)}, {pair.arm}/{pair.against}"
-        rows.append((name, _cell(pair.a), _cell(pair.b), word))
-    rows += _rows_by_role(alone)
+        rows.append((name, _cell(pair.a), _cell(pair.b), MEETING[pair.apart]))
+    rows += beside
     rows += [(f"gate {entry.what}", entry.a, entry.b, "differs") for entry in found.gates]
-    rows += [(entry.what, *_short(entry.a, entry.b), "differs") for entry in [*found.pins, *_in_both(found.conditions)]]
+    rows += [
+        (entry.what, *_short(entry.a, entry.b), "differs")
+        for entry in [*found.pins, *_comparable_conditions(a, b, found.conditions)]
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     table = [
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, [*widths, 0], strict=True)).rstrip() for row in rows
@@ -270,24 +319,64 @@ def lines(found: Beside) -> list[str]:
     return [*table, *(f"Note: {said}." for said in notes), NOT_INTERLEAVED]
 
 
+def _numbers(a: Side, b: Side) -> list[tuple[str, str, str, str]]:
+    """Break-even, delta and onset, each with its arms; no word for what has no interval to compare by."""
+    rows = []
+    if a.break_even or b.break_even:
+        alike = a.break_even_how == b.break_even_how and a.break_even_of == b.break_even_of
+        apart = _lie_apart((a.break_even_low, a.break_even_high), (b.break_even_low, b.break_even_high))
+        cells = _named((a.break_even_of, a.break_even), (b.break_even_of, b.break_even), "break-even hit share")
+        rows.append((*cells, MEETING[apart if alike else None]))
+    if a.delta_ttft_seconds is not None or b.delta_ttft_seconds is not None:
+        cells = _named((a.delta_of, _delta(a)), (b.delta_of, _delta(b)), "delta_ttft_seconds")
+        rows.append((*cells, ""))
+    if a.onset is not None or b.onset is not None:
+        apart = _lie_apart(_ends(a.onsets), _ends(b.onsets))
+        word = {True: "runs' onsets apart", False: "runs' onsets meet", None: ""}[apart]
+        rows.append(("onset of preemption", str(a.onset or "–"), str(b.onset or "–"), word))
+    return rows
+
+
+def _ends(values: Sequence[int]) -> Bounds:
+    return (values[0], values[-1]) if values else (None, None)
+
+
+def _named(a: tuple[str, str], b: tuple[str, str], what: str) -> tuple[str, str, str]:
+    """(row's name, cell, cell) of two (of what, text); of what is said once where it is the same."""
+    if a[0] == b[0] or not (a[1] and b[1]):
+        of = a[0] if a[1] else b[0]
+        return f"{what}, {of}" if of else what, a[1] or "–", b[1] or "–"
+    left, right = (f"{of}: {text}" if of else text for of, text in (a, b))
+    return what, left, right
+
+
+def _decides(pair: Pair) -> bool:
+    return any(item is not None and item.role == "primary" for item in (pair.a, pair.b))
+
+
 def _delta(side: Side) -> str:
     return "" if side.delta_ttft_seconds is None else f"{side.delta_ttft_seconds:+.3f}"
 
 
-def _rows_by_role(alone: Sequence[Pair]) -> list[tuple[str, str, str, str]]:
-    """What decides, and the guards of one metric and phase, beside each other where their arms' names part them."""
-    rows = []
-    theirs = [pair.b for pair in alone if pair.b is not None]
-    for a in (pair.a for pair in alone if pair.a is not None and pair.a.role != "secondary"):
-        b = next((item for item in theirs if _alike(a, item)), None)
-        if b is None:
+def _rows_by_role(alone: Sequence[Pair]) -> tuple[list[tuple[str, str, str, str]], list[Pair]]:
+    """What decides, and the guards of one metric and phase, beside each other where their arms' names part them.
+
+    They are of other treatments, so no word says whether their intervals meet. With the pairs that stand there.
+    """
+    rows, matched = [], []
+    theirs = [pair for pair in alone if pair.b is not None]
+    for mine in (pair for pair in alone if pair.a is not None and pair.a.role != "secondary"):
+        assert mine.a is not None
+        other = next((pair for pair in theirs if pair.b is not None and _alike(mine.a, pair.b)), None)
+        if other is None or other.b is None:
             continue
-        theirs.remove(b)
-        word = {True: "intervals apart", False: "intervals meet", None: ""}[_apart(a, b)]
-        names = " beside ".join(f"{item.phase}, {item.arm}/{item.against}" for item in (a, b))
-        role = "deciding" if a.role == "primary" else "guard"
-        rows.append((f"{role} {answer.SHORT_NAMES.get(a.metric, a.metric)}: {names}", _cell(a), _cell(b), word))
-    return rows
+        theirs.remove(other)
+        matched += [mine, other]
+        names = " beside ".join(f"{item.phase}, {item.arm}/{item.against}" for item in (mine.a, other.b))
+        role = "deciding" if mine.a.role == "primary" else "guard"
+        name = f"{role} {answer.SHORT_NAMES.get(mine.a.metric, mine.a.metric)}: {names}"
+        rows.append((name, _cell(mine.a), _cell(other.b), ""))
+    return rows, matched
 
 
 def _alike(a: ComparisonResult, b: ComparisonResult) -> bool:
@@ -298,7 +387,8 @@ def _alike(a: ComparisonResult, b: ComparisonResult) -> bool:
 def _cell(item: ComparisonResult | None) -> str:
     if item is None:
         return "–"
-    text = f"{answer.effect_text(item)} ({answer.interval_text(item)}) {item.verdict}"
+    word = "within the declared size" if answer.is_within_a_size(item) else item.verdict
+    text = f"{answer.effect_text(item)} ({answer.interval_text(item)}) {word}"
     # The row's name has said what is counted.
     return text.replace(f" {item.unit}", "") if item.effect_scale == "difference" else text
 

@@ -9,7 +9,7 @@ a pair's mean TTFT differences lie on a line over the share, cost at 0 and −ga
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -48,22 +48,24 @@ def break_even(
     miss: str,
     own_hit_share: float | None = None,
     shares: Mapping[str, float] | None = None,
+    prefix_tokens: int | None = None,
 ) -> BreakEven:
     """Break-even share of returns (0..1) over valid pairs: Hodges-Lehmann of the pairs' shares with its exact interval.
 
     Cost and gain are the Hodges-Lehmann estimates of their own pair differences, in seconds. A pair that lacks one of
     its four values is left out and said. `shares`: phase → share of its requests that return; with two shares or more
-    the break-even is also found from their line.
+    the break-even is also found from their line. `prefix_tokens`: of the prompts of `hit`, where they have one length.
     """
+    about: dict[str, Any] = {"hit": hit, "arm": arm, "against": against, "prefix_tokens": prefix_tokens}
     found = find_break_even(pairs, arm, against, shares or {}, (hit, miss), own_hit_share)
     known = [seen for pair in pairs if (seen := _of_pair(pair, arm, against, hit, miss)) is not None]
     if not known:
         note = f"no pair has TTFT of both {hit} and {miss}"
-        return BreakEven(None, None, None, None, None, None, own_hit_share, note, found, hit)
+        return BreakEven(None, None, None, None, None, None, own_hit_share, note, found, **about)
     cost, gain = hodges_lehmann([p.cost_seconds for p in known]), hodges_lehmann([p.gain_seconds for p in known])
     note = _note(cost, gain, own_hit_share, len(pairs) - len(known))
     if gain.estimate <= 0:
-        return BreakEven(None, None, None, None, cost.estimate, gain.estimate, own_hit_share, note, found, hit)
+        return BreakEven(None, None, None, None, cost.estimate, gain.estimate, own_hit_share, note, found, **about)
     share = hodges_lehmann([pair.share for pair in known])
     return BreakEven(
         hit_share=_clipped(share.estimate),
@@ -75,7 +77,7 @@ def break_even(
         own_hit_share=own_hit_share,
         note=_beside(note, share, own_hit_share),
         found=found,
-        hit=hit,
+        **about,
     )
 
 

@@ -19,6 +19,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import statistics
 import tarfile
 import time
@@ -34,12 +35,12 @@ from msgspec import Struct
 
 import kvtrial
 from kvtrial.analysis.answer import NO_RECORD, cause, ten_lines
-from kvtrial.analysis.armchange import loose_limit_lines
+from kvtrial.analysis.armchange import loose_limit_lines, spare_pool_lines
 from kvtrial.analysis.compare import margin_of
 from kvtrial.analysis.inputs import Request, read_request
 from kvtrial.analysis.laddering import ladder_lines
 from kvtrial.analysis.metrics import find_metric
-from kvtrial.analysis.plan import PROMPT_ONLY, findings, for_host, make_plan, requested_protocol
+from kvtrial.analysis.plan import PROMPT_ONLY, VISITS_MISSED, findings, for_host, make_plan, requested_protocol
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.protocols import is_path, with_sizes
 from kvtrial.analysis.stages import part_of, read_stopped, remember, stop_sentence
@@ -49,7 +50,7 @@ from kvtrial.analysis.traces import TRACES_FOLDER, read_traces, trace_sentence
 from kvtrial.analysis.verdict import LEAST_SHARE_OF_HOSTS
 from kvtrial.analysis.workloads import Traces
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.plan import Plan, canonical_json, files_of_traces, plan_sha256
+from kvtrial.record.plan import HostPlan, Plan, canonical_json, files_of_traces, plan_sha256
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import PhaseRecord, RunRecord
 from kvtrial.record.store import (
@@ -68,8 +69,6 @@ from kvtrial.record.verdict import Verdict
 from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from kvtrial.analysis.history.model import History
     from kvtrial.analysis.lengths import LengthFit
     from kvtrial.analysis.reproduce import Archive
@@ -88,6 +87,8 @@ KEPT_OF_A_HOST = (
     "client_cpus",
 )  # fmt: skip
 """Settings of a host that a command line may give as well and that change what is run."""
+LEAST_VISITS_MISSED = 2
+"""Of VISITS_MISSED: for so many at the least a host program of a campaign that is gone on with must wait."""
 RUN_NAME = re.compile(r"p\d{2,}-\d+-[A-Za-z0-9_]+")
 
 
@@ -201,13 +202,18 @@ def prepare(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _prepare(request: Request, plan: Plan, traces: Traces) -> dict[str, Any]:
-    digest = plan_sha256(plan)
     if request.dry_run:
-        return {"campaign": None, "directory": None, "resumed": False, "complete": False, "plan_sha256": digest,
-                "plans": {}, "traces": {}, "announcement": announcement(request, plan, None, traces)}  # fmt: skip
+        return {"campaign": None, "directory": None, "resumed": False, "complete": False,
+                "plan_sha256": plan_sha256(plan), "plans": {}, "traces": {},
+                "announcement": announcement(request, plan, None, traces)}  # fmt: skip
     results = Path(request.results_dir)
-    results.mkdir(parents=True, exist_ok=True)
+    if not results.is_dir():
+        results.mkdir(parents=True, exist_ok=True)
+        _let_others_pass(results)
     unfinished = None if request.new_campaign else _unfinished(results, plan)
+    if unfinished is not None:
+        plan = _as_patient_as(unfinished.plan, plan)
+    digest = plan_sha256(plan)
     if unfinished is not None and len(unfinished.plan.hosts) < len(plan.hosts):
         unfinished = _joined(results, unfinished, request, plan)
     if unfinished is not None and unfinished.plan_sha256 != digest:
@@ -239,6 +245,23 @@ def _prepare(request: Request, plan: Plan, traces: Traces) -> dict[str, Any]:
         "traces": shipped,
         "announcement": announcement(request, plan, directory if unfinished else None, traces),
     }
+
+
+def _as_patient_as(before: Plan, plan: Plan) -> Plan:
+    """The plan with the controller_gone_seconds of one that is gone on with.
+
+    They follow the size of the inventory and the pauses between sweeps, and say nothing of what is measured. It stays
+    as it is where a host program would then end beside a controller that comes by as often as this one.
+    """
+    were = {host.host: host.limits.controller_gone_seconds for host in before.hosts}
+
+    def as_before(host: HostPlan) -> HostPlan:
+        was, now = were.get(host.host), host.limits.controller_gone_seconds
+        if was is None or (host.if_controller_gone == "stop" and was * VISITS_MISSED < now * LEAST_VISITS_MISSED):
+            return host
+        return msgspec.structs.replace(host, limits=msgspec.structs.replace(host.limits, controller_gone_seconds=was))
+
+    return msgspec.structs.replace(plan, hosts=[as_before(host) for host in plan.hosts])
 
 
 def _keep_traces(traces: Traces, directory: Path) -> None:
@@ -289,7 +312,7 @@ def announcement(request: Request, plan: Plan, resumed: Path | None, traces: Tra
                 f"margin{_margin(protocol, request.hosts[host.host].sizes)}, so "
                 f"a larger effect."
             )
-        lines += ladder_lines(host) + loose_limit_lines(host, protocol.control)
+        lines += ladder_lines(host) + loose_limit_lines(host, protocol.control) + spare_pool_lines(host)
         if not request.hosts[host.host].facts:
             lines.append(f"{host.host}: not looked at; GPUs, free RAM, ports and versions are checked when it runs.")
         for finding in findings(request.hosts[host.host], protocol):
@@ -355,8 +378,14 @@ def _new_folder(results: Path, name: str) -> str:
             (results / chosen).mkdir()
         except FileExistsError:
             continue
+        _let_others_pass(results / chosen)
         return chosen
     raise AssertionError
+
+
+def _let_others_pass(folder: Path) -> None:
+    """Let every account reach metrics.prom, which node_exporter reads; what else is made there keeps to the umask."""
+    folder.chmod(stat.S_IMODE(folder.stat().st_mode) | 0o055)
 
 
 def _asked(request: Request) -> Asked:
@@ -549,6 +578,12 @@ def find(directory_name: str) -> dict[str, Any]:
     }
 
 
+class _Version(Struct, frozen=True):
+    """Of a record only the version of its schema."""
+
+    schema_version: Any
+
+
 class _Files(Struct, frozen=True):
     """Of a record only the files that it names."""
 
@@ -663,7 +698,7 @@ def read_host_records(directory: Path, host: str, campaign: Campaign, digests: d
         check_digests(path.parent)
         raw = record_text(path.parent)
         try:
-            refuse_newer(str(msgspec.json.decode(raw)["schema_version"]), str(path))
+            refuse_newer(str(msgspec.json.decode(raw, type=_Version).schema_version), str(path))
             record = msgspec.json.decode(raw, type=RunRecord)
         except (msgspec.DecodeError, KeyError, TypeError) as error:
             raise UnusableInput(f"{path} is not a record of this kvtrial ({error}).") from None
@@ -785,19 +820,25 @@ def analyze(directory: Path) -> Verdict:
 
 
 @disk_errors_said()
-def next_stage(directory_name: str, hosts: Sequence[str]) -> dict[str, Any]:
+def next_stage(directory_name: str, hosts: Sequence[str], gone: Sequence[str] = ()) -> dict[str, Any]:
     """Whether these hosts may be started, after what the others gave so far. Returns go, reason (empty: go).
 
-    Asked so far are hosts with records, and those whose program ended without any.
+    Asked so far are hosts with records, those whose program ended without any, and those of `gone` (hosts that this
+    command has no more to do with) whose program has not ended: they were given up.
     """
     from kvtrial.analysis.summaries import Outline, judge
 
     directory = Path(directory_name)
     outline = Outline(directory)
     ended = {state.host for state in _host_states(directory) if state.state in ("finished", "failed")}
-    asked = [h for h in outline.hosts if h not in hosts and (h in ended or _finished_runs(directory, h))]
-    reason = stop_sentence(judge(directory, asked).verdict, len(outline.hosts)) if asked else ""
-    remember(directory, reason, asked)
+    others = [host for host in outline.hosts if host not in hosts]
+    lost = [host for host in others if host in gone and host not in ended]
+    asked = [h for h in others if h not in lost and (h in ended or _finished_runs(directory, h))]
+    reason = ""
+    if asked or lost:
+        answered = judge(directory, asked).verdict.hosts if asked else []
+        reason = stop_sentence(answered, len(outline.hosts), lost)
+    remember(directory, reason, [*asked, *lost])
     return {"go": not reason, "reason": reason}
 
 
@@ -818,39 +859,56 @@ def write_verdict(directory: Path, verdict: Verdict) -> None:
 @disk_errors_said()
 def write_outputs(
     directory: Path,
-    verdict: Verdict,
     *,
     language: str = "en",
     history: "History | None" = None,
     beside: "Sequence[LengthFit]" = (),
     arguments: Sequence[str] = (),
     archive: "Archive | None" = None,
-) -> None:
-    """Write verdict.json, summary.csv/.parquet, metrics.prom, report.html and brief.md.
+) -> Verdict:
+    """Judge a campaign and write verdict.json, summary.csv/.parquet, metrics.prom, report.html and brief.md.
 
     `language`, `history`: of the report. `beside`: fits over lengths of other campaigns, shown with its own.
     `arguments`: those of kvtrial report that gave them, for whoever makes the page again. `archive`: what the campaign
     is kept in, where the page is read without its folder.
     """
-    judged, frames = _judged_with_table(directory)
-    _write_outputs(directory, verdict, judged, frames, language, history, beside, arguments, archive)
+    made = _judged_for_a_page(directory)
+    _write_outputs(directory, made, language, history, beside, arguments, archive)
+    return made.judged.verdict
 
 
-def _judged_with_table(directory: Path) -> "tuple[Judged, list[DataFrame]]":
-    """The campaign with whole records as far as WHOLE_BYTES goes, and the rows of summary.csv of each host."""
+class _ForAPage(msgspec.Struct, frozen=True):
+    """A campaign as its outputs need it: whole records as far as WHOLE_BYTES goes, and of every host what they sum up:
+    the rows of summary.csv, and the first tokens of the deciding phase by (host, run).
+    """
+
+    judged: "Judged"
+    frames: "list[Any]"
+    first_tokens: "dict[tuple[str, str], Any]"
+
+
+def _judged_for_a_page(directory: Path, summaries: bool = False) -> _ForAPage:
+    """`summaries`: write those of the hosts as well."""
     # pandas and matplotlib take over a second to import: planning and sweeping go without.
-    from kvtrial.analysis.summaries import WHOLE_BYTES, judge
+    from kvtrial.analysis.firsttokens import deciding_phase, first_tokens_of_runs
+    from kvtrial.analysis.summaries import WHOLE_BYTES, Outline, judge
     from kvtrial.analysis.summary import to_frame
 
     frames: list[Any] = []
-    return judge(directory, whole_bytes=WHOLE_BYTES, each=lambda records: frames.append(to_frame(records))), frames
+    first_tokens: dict[tuple[str, str], Any] = {}
+    phase = deciding_phase(Outline(directory).campaign.plan.protocol)
+
+    def look(records: Sequence[RunRecord]) -> None:
+        frames.append(to_frame(records))
+        first_tokens.update(first_tokens_of_runs(records, phase))
+
+    judged = judge(directory, whole_bytes=WHOLE_BYTES, each=look, summaries=summaries)
+    return _ForAPage(judged, frames, first_tokens)
 
 
 def _write_outputs(
     directory: Path,
-    verdict: Verdict,
-    judged: "Judged",
-    frames: "Sequence[DataFrame]",
+    made: _ForAPage,
     language: str = "en",
     history: "History | None" = None,
     beside: "Sequence[LengthFit]" = (),
@@ -861,11 +919,12 @@ def _write_outputs(
     from kvtrial.analysis.lengths import fits_of
     from kvtrial.analysis.report import build_brief, build_report
     from kvtrial.analysis.reproduce import commands_of
+    from kvtrial.analysis.summaries import without_collector
     from kvtrial.analysis.summary import joined
 
-    campaign = judged.campaign
+    judged, verdict, campaign = made.judged, made.judged.verdict, made.judged.campaign
     records = [record for host in sorted(judged.records) for record in judged.records[host]]
-    frame = joined(frames)
+    frame = joined(made.frames)
     write_verdict(directory, verdict)
     write_summary(frame, directory)
     protocol = campaign.plan.protocol
@@ -873,25 +932,15 @@ def _write_outputs(
              "plan_sha256": campaign.plan_sha256, "pins": campaign.pins}  # fmt: skip
     models = {host.host: host.model.name for host in campaign.plan.hosts}
     fits = [*fits_of(campaign.campaign, protocol, verdict, models), *beside]
-    shown = verdict
-    if whole := judged.cut_down_hosts:
-        shown = msgspec.structs.replace(verdict, caveats=[*verdict.caveats, _of_some_hosts(judged, whole)])
-    page = build_report(
-        shown, protocol, records, about, frame, language=language, history=history, fits=fits,
-        prices=campaign.prices, commands=commands_of(directory, campaign, records, language, arguments, archive),
-        record_names=_record_names(directory, records),
-    )  # fmt: skip
+    with without_collector():
+        page = build_report(
+            verdict, protocol, records, about, frame, language=language, history=history, fits=fits,
+            prices=campaign.prices, commands=commands_of(directory, campaign, records, language, arguments, archive),
+            record_names=_record_names(directory, records), first_tokens=made.first_tokens,
+        )  # fmt: skip
     write_atomically(directory / "report.html", page.encode())
     brief = build_brief(verdict, protocol, records, language=language, prices=campaign.prices, fits=fits)
     write_atomically(directory / "brief.md", brief.encode())
-
-
-def _of_some_hosts(judged: "Judged", cut_down: int) -> str:
-    hosts = len(judged.records)
-    return (
-        f"figures of single requests, of where prompt tokens came from and of time are of the first {hosts - cut_down} "
-        f"of {hosts} hosts; effects, gates and tables are of all"
-    )
 
 
 def _record_names(directory: Path, records: "Sequence[RunRecord]") -> dict[tuple[str, str], str]:
@@ -927,12 +976,16 @@ def _history_beside(directory: Path, protocol: str) -> "History | None":
 
 @disk_errors_said()
 def conclude(
-    directory_name: str, passed_seconds: float | None = None, lost_hosts: Sequence[str] | None = None
+    directory_name: str,
+    passed_seconds: float | None = None,
+    lost_hosts: Sequence[str] | None = None,
+    summaries: bool = False,
 ) -> dict[str, Any]:
     """Analyse, write every output, and say how the command should end.
 
     `passed_seconds`: since the command that ran the whole campaign began, installs included; None for a resumed one.
-    `lost_hosts`: hosts of the inventory that could not be planned; kept in lost.json, None: as kept there.
+    `lost_hosts`: hosts of the inventory that could not be planned; kept in lost.json, None: as kept there. `summaries`:
+    write those of the hosts as well, for who asks again.
     Returns exit_status (0 verdict, 2 not finished, 3 INCONCLUSIVE, 4 INVALID), verdict, answer [lines], cause, report.
     A fleet of which at least four fifths are finished ends as its verdict says; `cause` names the others.
     """
@@ -946,12 +999,12 @@ def conclude(
         write_atomically(directory / "duration.json", msgspec.json.encode(took))
     if lost_hosts is not None:
         write_atomically(directory / "lost.json", msgspec.json.encode(sorted(set(lost_hosts) - set(outline.hosts))))
-    judged, frames = _judged_with_table(directory)
-    verdict = judged.verdict
+    made = _judged_for_a_page(directory, summaries)
+    verdict = made.judged.verdict
     try:
-        _into_history(directory, judged)
+        _into_history(directory, made.judged)
     finally:
-        _write_outputs(directory, verdict, judged, frames, history=_history_beside(directory, verdict.protocol))
+        _write_outputs(directory, made, history=_history_beside(directory, verdict.protocol))
     status = EXIT_STATUS.get(verdict.verdict, 0)
     why, unfinished = cause(verdict), ""
     if read_stopped(directory) is None and not is_complete(directory, outline.hosts):

@@ -74,13 +74,13 @@ def report(options: argparse.Namespace) -> int:
     """Write report.html and brief.md of a campaign, in English or Russian."""
     from kvtrial.analysis.history.file import read_history
     from kvtrial.analysis.lengths import fit_campaign
+    from kvtrial.analysis.summaries import Outline
 
-    verdict = campaigns.analyze(options.campaign)
+    protocol = Outline(options.campaign).campaign.plan.protocol.name
     campaigns.write_outputs(
         options.campaign,
-        verdict,
         language=options.lang,
-        history=None if options.history is None else read_history(options.history, verdict.protocol),
+        history=None if options.history is None else read_history(options.history, protocol),
         beside=[fit for directory in options.beside for fit in fit_campaign(directory)],
         arguments=[
             *(["--history", str(options.history)] if options.history else []),

@@ -14,6 +14,7 @@ from kvtrial.analysis.gates.context import read_parameters
 from kvtrial.analysis.levels import phases_of, risen
 from kvtrial.analysis.metrics import WHOLE_RUN
 from kvtrial.analysis.recommend import NEVER_PREEMPTED
+from kvtrial.record.plan import LadderPlan
 from kvtrial.record.protocol import Comparison, Protocol
 from kvtrial.record.record import RunRecord
 from kvtrial.record.verdict import ComparisonResult, GateResult, HostVerdict, Quality, RunCounts, Word
@@ -40,15 +41,19 @@ def judge_host(
     records: Sequence[RunRecord],
     planned_runs: Mapping[int, int] | None = None,
     max_pair_gap_seconds: float = MAX_PAIR_GAP_SECONDS,
+    ladder: LadderPlan | None = None,
 ) -> HostOutcome:
-    """One host's verdict. `planned_runs`: pair number → runs, without spares; None: as the records show."""
+    """One host's verdict. `planned_runs`: pair number → runs, without spares; None: as the records show.
+
+    `ladder`: the host's ladder as planned, where the plan is known.
+    """
     arms = list(protocol.arms)
     if planned_runs is None:
         numbers = {record.pair for record in records if not record.spare}
         planned_runs = {number: len(arms) for number in sorted(numbers)}
     pairs = sort_pairs(records, arms, planned_runs, max_pair_gap_seconds)
     faulted = [record for record in records if record.outcome == "engine_fault"]
-    context = GateContext(protocol, host, pairs, completed_runs(records, pairs), faulted)
+    context = GateContext(protocol, host, pairs, completed_runs(records, pairs), faulted, ladder)
     gates = run_gates(context)
     pairs = _with_wrong_answers(context)
     compared = [compare(c, protocol, pairs.valid, _quality(context, c, gates)) for c in protocol.comparisons]

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from kvtrial.analysis.faults import Pair
 from kvtrial.analysis.laddering import ABOVE_ONSET, ALL_LEVELS, QUEUE_METRIC, QUEUEING, lengths_of_facts
+from kvtrial.analysis.launch import dashed
 from kvtrial.analysis.ledger import judge_moved, server_ledger
 from kvtrial.analysis.levels import (
     engines_of,
@@ -30,7 +31,7 @@ from kvtrial.analysis.prices import SECONDS_PER_HOUR, Prices, Resources, costs, 
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.ladder import ArmLadder, LadderResult, Level, LevelCost, LevelResources, OutOf, Pattern, Reached
 from kvtrial.record.launch import parse_vllm_args
-from kvtrial.record.plan import LadderPlan, OnsetPlan
+from kvtrial.record.plan import RESERVED_BLOCKS, LadderPlan, OnsetPlan
 from kvtrial.record.protocol import Cost, Objective, Protocol
 from kvtrial.record.record import PhaseRecord, RunRecord
 from kvtrial.record.verdict import ComparisonResult, Moved
@@ -44,6 +45,14 @@ FLAT_GAIN = 1.03
 """Throughput that gains less than this from one level to the next has stopped growing."""
 WAITS = (stall_seconds_per_request, queue_seconds_per_request, first_token_wait_seconds_per_request)
 """Where a request waits: between tokens and before the first by the client, before the first by the engine's queue."""
+WHO_RUNS = {
+    "num-gpu-blocks-override",
+    "kv-cache-memory-bytes",
+    "gpu-memory-utilization",
+    "max-num-seqs",
+    "max-model-len",
+}
+"""Options that say how many requests may run or fit, and nothing of how a prompt is computed."""
 SERVED_REASONS = ("stop", "length", "repetition", "error")
 TOKENS_OF = {"token of prompt": "prompt_tokens", "token of answer": "output_tokens"}
 """Units of which a change takes by sending or answering less: a request has so many fewer than in the control."""
@@ -79,11 +88,12 @@ def host_ladder(
         onset_predicted=own.onset_predicted,
         onset_measured=own.onset_measured,
         onset_by_run=[run_onset(run) for run in control],
-        error_requests=onset_error(predicted, own.onset_measured),
+        error_requests=own.error_requests,
         prediction="" if predicted is None else onset_words(predicted),
         regime=[],
         arms=ladders,
         queue_from=min((level_of(phase) for phase in phases_of(control[0], QUEUEING)), default=None),
+        error_at_least=own.error_at_least,
     )
 
 
@@ -102,8 +112,17 @@ def moved_of(protocol: Protocol, pairs: Sequence[Pair]) -> list[Moved]:
             stall, queue, wait = (_by_pair(both, value) for value in WAITS)
             if len(stall[0]) == len(queue[0]) == len(both):
                 by_client = wait if len(wait[0]) == len(both) else None
-                found.append(judge_moved(arm, protocol.control, stall, queue, by_client))
+                alike = prompts_alike(protocol, arm)
+                found.append(judge_moved(arm, protocol.control, stall, queue, by_client, alike))
     return found
+
+
+def prompts_alike(protocol: Protocol, arm: str) -> bool:
+    """Whether an arm computes prompts as the control does: it differs at most in how many requests may run or fit."""
+    mine, theirs = protocol.arms[arm], protocol.arms[protocol.control]
+    of_mine, of_theirs = dashed(mine.args), dashed(theirs.args)
+    names = {name for name in {*of_mine, *of_theirs} if of_mine.get(name) != of_theirs.get(name)}
+    return names <= WHO_RUNS and mine.env == theirs.env and not mine.model and "prompt" not in mine.may_differ
 
 
 def _by_pair(
@@ -128,8 +147,11 @@ def _prediction(arm: str, run: RunRecord, planned: LadderPlan | None) -> OnsetPl
     lengths = lengths_of_facts(phases_of(run, ALL_LEVELS))
     parsed = parse_vllm_args(run.launch.argv)
     running, batched = parsed.size("max-num-seqs"), parsed.size("max-num-batched-tokens")
+    # The record's capacity is the control's.
+    blocks = parsed.size("num-gpu-blocks-override")
+    usable = run.capacity.usable_gpu_blocks if blocks is None else blocks - RESERVED_BLOCKS
     try:
-        return predict_onset(lengths, run.capacity.usable_gpu_blocks, run.capacity.block_tokens, running, batched)
+        return predict_onset(lengths, usable, run.capacity.block_tokens, running, batched)
     except UnusableInput:
         return None
 
@@ -150,7 +172,25 @@ def onset_error(predicted: OnsetPlan | None, measured: int | None) -> int | None
         return 0 if measured is None else None
     if measured is None:
         return None
-    return min(0, measured - predicted.low) + max(0, measured - predicted.high)
+    above = max(0, measured - predicted.high) if predicted.sure_end else 0
+    return min(0, measured - predicted.low) + above
+
+
+def onset_errors(
+    predicted: OnsetPlan | None, levels: Sequence[int], measured: int | None
+) -> tuple[int | None, int | None]:
+    """(error, None), or (None, the least that it can be) where the levels do not say where the onset lies.
+
+    It lies above the highest of `levels` where no level was preempted, and between the level below and the measured one
+    where these are no neighbours and the prediction does not hold the measured one itself.
+    """
+    if predicted is None or predicted.low is None or predicted.high is None:
+        return onset_error(predicted, measured), None
+    calm = max((level for level in levels if measured is None or level < measured), default=0)
+    if measured is not None and (calm == measured - 1 or onset_error(predicted, measured) == 0):
+        return onset_error(predicted, measured), None
+    above = max(0, calm + 1 - predicted.high) if predicted.sure_end else 0
+    return None, above + (0 if measured is None else min(0, measured - predicted.low))
 
 
 # ----------------------------------------------------------------------------------------------------------- levels
@@ -173,6 +213,8 @@ def _arm_ladder(
     reached = [reach(runs, levels, name, wanted) for name, wanted in protocol.ladder.objectives.items()]
     out, at, why = first_out(levels, _max_running(runs[0]))
     declared = protocol.arms[arm]
+    measured = min((level.concurrency for level in levels if level.preemptions), default=None)
+    error, at_least = onset_errors(predicted, [level.concurrency for level in levels], measured)
     ladder = ArmLadder(
         arm=arm,
         title=declared.title,
@@ -180,7 +222,7 @@ def _arm_ladder(
         onset_predicted=None
         if predicted is None or predicted.low is None or predicted.high is None
         else [predicted.low, predicted.high],
-        onset_measured=min((level.concurrency for level in levels if level.preemptions), default=None),
+        onset_measured=measured,
         reached=reached,
         first_out_of=out,
         first_out_at=at,
@@ -189,6 +231,9 @@ def _arm_ladder(
         costs=_costs(runs, levels, reached, prices),
         changes_work=work_words(declared.may_differ),
         gpus=gpus_of(runs[0]),
+        only_queues=predicted is not None and predicted.kind == "never",
+        error_requests=error,
+        error_at_least=at_least,
     )
     return ladder if arm == protocol.control else _against(protocol, ladder, runs, control, pairs, comparisons)
 
@@ -548,25 +593,37 @@ def _against(
     declared = protocol.arms[ladder.arm].costs
     amount = cost_amount(declared, runs[0], control[0]) if declared else None
     moved = next((found for found in moved_of(protocol, pairs) if found.arm == ladder.arm), None)
-    fewer = _less(own, "preemptions_per_1000_requests", ABOVE_ONSET)
-    queue = _less(own, QUEUE_METRIC, QUEUEING)
+    fewer, fewer_low, fewer_high = _less(own, "preemptions_per_1000_requests", ABOVE_ONSET)
+    queue, queue_low, queue_high = _less(own, QUEUE_METRIC, QUEUEING)
     return replace(
         ladder,
         cost_unit=declared.unit if declared else None,
         cost_amount=amount,
         fewer_preemptions_per_1000=fewer,
+        fewer_preemptions_low=fewer_low,
+        fewer_preemptions_high=fewer_high,
         fewer_preemptions_per_1000_per_unit=None if fewer is None or not amount else fewer / amount,
         moved=moved.moved if moved else None,
+        moved_by=moved.by if moved else None,
         moved_note=moved.note if moved else "",
         less_queue_seconds=queue,
+        less_queue_low=queue_low,
+        less_queue_high=queue_high,
         less_queue_seconds_per_unit=None if queue is None or not amount else queue / amount,
     )
 
 
-def _less(results: Sequence[ComparisonResult], metric: str, phase: str) -> float | None:
-    """By how much an arm has less of a metric than the control, None where that was not compared."""
-    effect = next((result.effect for result in results if (result.metric, result.phase) == (metric, phase)), None)
-    return None if effect is None else -effect
+def _less(
+    results: Sequence[ComparisonResult], metric: str, phase: str
+) -> tuple[float | None, float | None, float | None]:
+    """By how much an arm has less of a metric than the control, with its interval; None where that isn't known."""
+    found = next((result for result in results if (result.metric, result.phase) == (metric, phase)), None)
+    if found is None:
+        return None, None, None
+    effect, low, high = (
+        None if value is None else 0.0 - value for value in (found.effect, found.ci_high, found.ci_low)
+    )
+    return effect, low, high
 
 
 def cost_amount(declared: Cost, run: RunRecord, control: RunRecord) -> float | None:

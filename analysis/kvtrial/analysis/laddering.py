@@ -8,9 +8,18 @@ from msgspec.structs import replace
 
 from kvtrial.analysis.inputs import HostInput
 from kvtrial.analysis.objectives import refuse_objectives
-from kvtrial.analysis.onset import TOO_FEW, Length, ladder_levels, onset_words, predict_onset, refuse_ladder
+from kvtrial.analysis.onset import (
+    TOO_FEW,
+    Length,
+    ladder_levels,
+    onset_of_own_pool,
+    onset_words,
+    predict_onset,
+    refuse_ladder,
+)
+from kvtrial.record.admission import admission
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.launch import async_scheduling, parse_vllm_args
+from kvtrial.record.launch import async_scheduling, engine_gpus, parse_vllm_args
 from kvtrial.record.plan import HostPlan, Launch, OnsetPlan, PhasePlan
 from kvtrial.record.protocol import Arm, Comparison, Ladder, Phase, Protocol, Trace
 from kvtrial.record.record import PhaseRecord
@@ -24,6 +33,7 @@ GROUPS = (ALL_LEVELS, ABOVE_ONSET, QUEUEING)
 """Phases of a comparison that stand for several levels. The blocks of the levels' phases carry these names."""
 QUEUE_METRIC = "queue_seconds_per_request"
 """What decides on a ladder that can only queue."""
+MEMORY_SHARE = "gpu-memory-utilization"
 PREEMPTIONS_GATE = "preemptions_add_up"
 """Without it nothing holds the counts that a ladder is about."""
 LENGTHS_READ_MAX = 100_000
@@ -147,43 +157,22 @@ def lengths_of_facts(phases: Sequence[PhaseRecord], ahead: bool = False) -> list
     ]
 
 
-UNPREDICTED = {
-    "watermark": "keeps blocks free that nobody is let in for",
-    "no-scheduler-reserve-full-isl": "lets a prompt in before all of it has room",
-    "watermark-config": "keeps blocks free that nobody is let in for",
-    "speculative-config": "takes blocks for drafted tokens",
-    "spec-method": "takes blocks for drafted tokens",
-    "spec-tokens": "takes blocks for drafted tokens",
-    "long-prefill-token-threshold": "lets a long prompt in by parts",
-    "long-prefill-token-threshold-adaptive": "lets a long prompt in by parts",
-    "max-num-scheduled-tokens": "bounds a step in a way of its own",
-    "prefill-schedule-interval": "lets prompts in at intervals",
-    "decode-context-parallel-size": "spreads a request's blocks over GPUs",
-    "scheduler-cls": "is another scheduler",
-    "no-enable-chunked-prefill": "computes a prompt in one step or not at all",
-}
-"""Options that change who is let in or what a request takes, in a way that no prediction here knows."""
-WHOLE_PROMPTS_SINCE = "0.19"
-"""From this vLLM on a prompt is let in only where all of it has room."""
-SEQUENCES_BY_DEFAULT = 128
-"""--max-num-seqs that an API server takes at least where it is left out."""
-
-
 def refuse_unpredictable(name: str, arm: str, launch: Launch, version: str) -> None:
     """Raise UnusableInput for a launch of a ladder of which no onset could be predicted."""
     given = parse_vllm_args(launch.argv).options
     options = {name.partition(".")[0]: value for name, value in given.items()}
-    for option, does in UNPREDICTED.items():
+    known = admission()
+    for option, does in known.unpredicted.items():
         switched_off = option.startswith("no-") and options.get(option.removeprefix("no-")) is False
         if switched_off or options.get(option) not in (None, False, "0", "0.0"):
             raise UnusableInput(
                 f"host {name}, arm {arm}: --{option} {does}, so where preemption begins can't be predicted; take it "
                 f"out for a ladder."
             )
-    if not within(version, WHOLE_PROMPTS_SINCE, None):
+    if not within(version, known.whole_prompts.since, known.whole_prompts.until):
         raise UnusableInput(
             f"host {name}: vLLM {version} lets a prompt in before all of it has room, so where preemption begins can't "
-            f"be predicted; a ladder needs vLLM {WHOLE_PROMPTS_SINCE} or newer."
+            f"be predicted; a ladder needs vLLM {known.whole_prompts.since} or newer."
         )
 
 
@@ -222,6 +211,33 @@ def arm_onset(
         raise UnusableInput(f"arm {arm}: {error}") from None
 
 
+def own_pool_onset(
+    host: HostInput, launch: Launch, phase: PhasePlan, control: OnsetPlan, block_tokens: int
+) -> OnsetPlan | None:
+    """The onset of an arm whose engine sizes its KV cache by a share of a GPU's memory; None for another arm.
+
+    Two options change there and one thing does: vLLM looks at no share where a number of blocks is set, so that this
+    has to go as well.
+    """
+    parsed = parse_vllm_args(launch.argv)
+    share = parsed.text(MEMORY_SHARE)
+    several = (parsed.size("data-parallel-size") or 1) > 1 or launch.also
+    if share is None or several or {"num-gpu-blocks-override", "kv-cache-memory-bytes"} & parsed.options.keys():
+        return None
+    why = (
+        f"{MEMORY_SHARE} {share} in place of a set KV cache, two options for one change, since the share counts only "
+        f"without it; the engine sizes its KV cache itself, which is to be no less than the control's"
+    )
+    gpus = host.facts.get("gpus") or [{}]
+    memory = gpus[0].get("memory_total_bytes") if gpus else None
+    of_most = None
+    if isinstance(memory, int):
+        most = int(memory * float(share)) * engine_gpus(launch.argv) // (block_tokens * host.model.kv_bytes_per_token)
+        why += f" and at most {most} blocks, were there nothing else in it"
+        of_most = arm_onset(host, launch.arm, launch, phase, most, block_tokens)
+    return onset_of_own_pool(control, of_most, why)
+
+
 def onset_of_replicas(of_one: OnsetPlan, replicas: int) -> OnsetPlan | None:
     """The onset of several engines among which requests are split evenly; None where that of one is no exact one.
 
@@ -253,10 +269,11 @@ def answer_seconds(phases: Sequence[PhasePlan], step_seconds: float) -> float:
 
 def refuse_unknown_limit(name: str, launch: Launch, levels: Sequence[int]) -> None:
     """Raise UnusableInput for a ladder that goes beyond the sequences that an engine may run which sets none itself."""
-    if parse_vllm_args(launch.argv).size("max-num-seqs") is None and max(levels) > SEQUENCES_BY_DEFAULT:
+    least = admission().sequences_at_least
+    if parse_vllm_args(launch.argv).size("max-num-seqs") is None and max(levels) > least:
         raise UnusableInput(
             f"host {name}: the ladder goes to {max(levels)} in flight and max-num-seqs is not set, of which the engine "
-            f"may take {SEQUENCES_BY_DEFAULT}; set max-num-seqs in kvtrial_engine_args."
+            f"may take {least}; set max-num-seqs in kvtrial_engine_args."
         )
 
 
@@ -360,11 +377,7 @@ def ladder_lines(plan: HostPlan) -> list[str]:
     lines = [f"{plan.host}: levels of {levels} requests in flight."]
     for arm in plan.launches:
         onset = plan.ladder.onset.get(arm)
-        told = (
-            onset_words(onset)
-            if onset
-            else "no onset is predicted: it has several engines, or one that sizes its KV cache itself"
-        )
+        told = onset_words(onset) if onset else "no onset is predicted: it has several engines"
         lines.append(f"{plan.host}, arm {arm}: {told}.")
     if any(phase.block == QUEUEING for run in plan.runs for phase in run.phases):
         lines.append(f"{plan.host}: this ladder can only queue; arms are judged by the time that requests queue.")

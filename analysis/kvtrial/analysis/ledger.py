@@ -19,17 +19,30 @@ from msgspec import Struct
 
 from kvtrial.analysis.effect import LEAST_PAIRS, Interval, differences, hodges_lehmann
 from kvtrial.analysis.levels import risen
+from kvtrial.record.ladder import TookBy
 from kvtrial.record.record import PhaseRecord
 from kvtrial.record.verdict import Moved
 
-BY_CLIENT_ALONE = (
-    "; the two disagree: the engine does not book as queue time what requests wait longer before their first token, "
-    "and by the client's clock that took it"
-)
 BY_ENGINE_ALONE = (
     "; the two disagree: by the engine's queue time it was taken, by the client's clock requests wait less than that "
     "longer for their first token"
 )
+OR_THE_PROMPTS = (
+    "; by that clock the wait took what preemption gave, but the arm computes prompts in another way, so nobody can "
+    "say whether requests queue or their prompts take longer"
+)
+WHAT_TOOK_IT: dict[TookBy, str] = {
+    "queue": "it takes the preemptions away and lets requests queue for as long: the delay only moved",
+    "first_token": (
+        "it takes the preemptions away and lets requests wait as much longer for their first token, by the client's "
+        "clock: the delay only moved"
+    ),
+    "queue_or_prompts": (
+        "it takes the preemptions away, and requests wait as much longer for their first token, be it in the queue or "
+        "for how it computes prompts"
+    ),
+}
+"""Why an arm whose delay went elsewhere is not recommended."""
 SERVER_PARTS = ("queue_seconds_sum", "prefill_seconds_sum", "decode_seconds_sum")
 
 
@@ -71,38 +84,35 @@ def judge_moved(
     stall: tuple[Sequence[float], Sequence[float]],
     queue: tuple[Sequence[float], Sequence[float]],
     wait: tuple[Sequence[float], Sequence[float]] | None = None,
+    prompts_alike: bool = True,
 ) -> Moved:
-    """Whether queueing took what preemption gave, from seconds per request by pair: (of the arm, of the control).
+    """Whether waiting took what preemption gave, from seconds per request by pair: (of the arm, of the control).
 
     Given: how much less time requests stall. Taken: how much longer they queue, by the engine; and how much longer they
     wait for a first token than alone, by the client's clock (`wait`, None where that isn't known), wherever the engine
     books it. MOVED is said when by either the intervals of given and taken lie above 0 and what was given is not shown
-    to be more than what was taken: the interval of taken − given reaches 0. Without six pairs nothing is said either
-    way (None).
+    to be more than what was taken: the interval of taken − given reaches 0. `by` and the numbers are those of the way
+    that decides, the engine's where both or neither do. `prompts_alike`: the arm computes prompts as the control does;
+    else a longer wait by the client alone may be how it computes them, and nothing is said either way (None). Nor is
+    it without six pairs.
     """
     given = [-value for value in differences(*stall)]
     if not given or not differences(*queue):
         return Moved(arm, against, None, None, None, None, None, None, None, 0, "no pair has both times")
     gave = hodges_lehmann(given)
     took, left, by_engine = _taken(given, differences(*queue))
-    moved: bool | None = by_engine
-    note = _numbers(gave, took, left)
-    if wait is not None:
-        waited, beyond, by_client = _taken(given, differences(*wait))
-        note += (
-            f"; by the client's clock it waits {_plain(abs(waited.estimate))} s "
-            f"{'longer' if waited.estimate >= 0 else 'shorter'} for its first token, beyond what one alone does "
-            f"(sum {_plain(beyond.estimate, '+')} s, interval {_plain(beyond.low, '+')} to {_plain(beyond.high, '+')})"
-        )
-        moved = by_engine or by_client
-        if by_engine != by_client:
-            note += BY_CLIENT_ALONE if by_client else BY_ENGINE_ALONE
-    if left.pairs < LEAST_PAIRS:
-        moved = None
+    waited, beyond, by_client = _taken(given, differences(*wait)) if wait is not None else (took, left, False)
+    by: TookBy | None = None
+    if left.pairs >= LEAST_PAIRS and (by_engine or by_client):
+        by = "queue" if by_engine else "first_token" if prompts_alike else "queue_or_prompts"
+    if by in ("first_token", "queue_or_prompts"):
+        by_the_queue, (took, left) = _queues(took, left), (waited, beyond)
+    else:
+        by_the_queue = _queues(took, left)
     return Moved(
         arm=arm,
         against=against,
-        moved=moved,
+        moved=None if left.pairs < LEAST_PAIRS or by == "queue_or_prompts" else by is not None,
         given_seconds_per_request=gave.estimate,
         taken_seconds_per_request=took.estimate,
         taken_low=took.low,
@@ -110,7 +120,8 @@ def judge_moved(
         net_low=left.low,
         net_high=left.high,
         pairs=left.pairs,
-        note=_note(moved, note),
+        note=_note(by, gave, by_the_queue, _waits(waited, beyond) if wait is not None else "", by_client, left.pairs),
+        by=by,
     )
 
 
@@ -121,19 +132,36 @@ def _taken(given: Sequence[float], taken: Sequence[float]) -> tuple[Interval, In
     return took, left, gave.low > 0 and took.low > 0 and left.high >= 0
 
 
-def _numbers(gave: Interval, took: Interval, left: Interval) -> str:
-    return (
-        f"a request stalls {_plain(abs(gave.estimate))} s {'less' if gave.estimate >= 0 else 'more'} and queues "
-        f"{_plain(abs(took.estimate))} s {'longer' if took.estimate >= 0 else 'shorter'} "
-        f"(sum {_plain(left.estimate, '+')} s, interval {_plain(left.low, '+')} to {_plain(left.high, '+')})"
-    )
+def _queues(took: Interval, left: Interval) -> str:
+    way = "longer" if took.estimate >= 0 else "shorter"
+    return f"queues {_plain(abs(took.estimate))} s {way} {_sum(left)}"
 
 
-def _note(moved: bool | None, numbers: str) -> str:
-    if moved is None:
+def _waits(took: Interval, left: Interval) -> str:
+    way = "longer" if took.estimate >= 0 else "shorter"
+    return f"waits {_plain(abs(took.estimate))} s {way} for its first token, beyond what one alone does {_sum(left)}"
+
+
+def _sum(left: Interval) -> str:
+    """Taken − given."""
+    return f"(sum {_plain(left.estimate, '+')} s, interval {_plain(left.low, '+')} to {_plain(left.high, '+')})"
+
+
+def _note(by: TookBy | None, gave: Interval, queues: str, waits: str, by_client: bool, pairs: int) -> str:
+    stalls = f"a request stalls {_plain(abs(gave.estimate))} s {'less' if gave.estimate >= 0 else 'more'} and"
+    if by == "first_token":
+        return (
+            f"MOVED: the wait for the first token took what preemption gave: {stalls} {waits}, by the client's clock; "
+            f"the engine does not book that as queue time, by which it {queues}"
+        )
+    numbers = f"{stalls} {queues}" + (f"; by the client's clock it {waits}" if waits else "")
+    if by == "queue_or_prompts":
+        return numbers + OR_THE_PROMPTS
+    if pairs < LEAST_PAIRS:
         return f"{numbers}; with fewer than {LEAST_PAIRS} pairs nobody can say whether the delay moved into the queue"
-    if moved:
-        return f"MOVED: queueing took what preemption gave: {numbers}"
+    if by == "queue":
+        apart = BY_ENGINE_ALONE if waits and not by_client else ""
+        return f"MOVED: queueing took what preemption gave: {numbers}{apart}"
     return f"not moved: {numbers}"
 
 

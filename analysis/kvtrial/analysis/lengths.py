@@ -20,6 +20,7 @@ from msgspec import Struct
 from kvtrial.analysis import campaign as campaigns
 from kvtrial.analysis.answer import count, seconds_text, share_text
 from kvtrial.analysis.effect import Interval, critical_value, hodges_lehmann
+from kvtrial.analysis.mixes import prompt_tokens
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.verdict import ComparisonResult, HostVerdict, Verdict, Word
@@ -173,11 +174,8 @@ def fits_of(campaign: str, protocol: Protocol, verdict: Verdict, models: Mapping
 def _lengths(protocol: Protocol) -> dict[str, int]:
     """Phase of a return → tokens of its prompts, the shortest first. Raises UnusableInput for fewer than two."""
     returns = protocol.gates.get("prefix_evicted", {}).get("phases", [])
-    tokens = {
-        phase.name: _size(protocol, protocol.prompt_sets[phase.prompts].tokens)
-        for phase in protocol.phases
-        if phase.name in returns and isinstance(phase.prompts, str)
-    }
+    sent = {phase.name: prompt_tokens(protocol, phase.name) for phase in protocol.phases if phase.name in returns}
+    tokens = {name: length for name, length in sent.items() if length is not None}
     lengths = dict(sorted(tokens.items(), key=lambda item: item[1]))
     if len(set(lengths.values())) < 2 or len(set(lengths.values())) < len(lengths):
         raise UnusableInput(
@@ -186,10 +184,6 @@ def _lengths(protocol: Protocol) -> dict[str, int]:
             f"protocol offload_lengths."
         )
     return lengths
-
-
-def _size(protocol: Protocol, size: int | str) -> int:
-    return protocol.sizes[size.removeprefix("$")] if isinstance(size, str) else size
 
 
 def _fit_host(campaign: str, protocol: Protocol, lengths: dict[str, int], host: HostVerdict, model: str) -> LengthFit:

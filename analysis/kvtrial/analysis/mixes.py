@@ -1,4 +1,4 @@
-"""What a protocol declares of its mixes, and how an open loop went: did the engine keep up with the arrivals?"""
+"""What a protocol declares of its mixes and prompts, and how an open loop went: did the engine keep up with it?"""
 
 from collections.abc import Iterable, Sequence
 from statistics import median
@@ -21,6 +21,15 @@ def declared_shares(protocol: Protocol) -> dict[str, float]:
         for phase, workload in _with_workload(protocol)
         if isinstance(workload, Mix)
     }
+
+
+def prompt_tokens(protocol: Protocol, phase: str) -> int | None:
+    """Tokens of a phase's prompts; None for a phase that sends a mix or a trace, or that the protocol lacks."""
+    sets = [found.prompts for found in protocol.phases if found.name == phase]
+    if not sets or not isinstance(sets[0], str):
+        return None
+    tokens = protocol.prompt_sets[sets[0]].tokens
+    return protocol.sizes[tokens.removeprefix("$")] if isinstance(tokens, str) else tokens
 
 
 def trace_phases(protocol: Protocol) -> list[str]:

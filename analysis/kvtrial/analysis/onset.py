@@ -21,7 +21,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import OnsetPlan
@@ -159,7 +159,8 @@ def _of_one_length(
     if not at_once and set(first) == {safe + 1}:
         return OnsetPlan(kind="exact", low=safe + 1, high=safe + 1, last_safe=safe, why=fits)
     # The arithmetic knows of more ways to come than are replayed.
-    if len(found) == len(first):
+    sure = len(found) == len(first)
+    if sure:
         high = max(safe + 2, *found)
         latest = f"at {high} at the latest all replays preempted"
     else:
@@ -173,6 +174,7 @@ def _of_one_length(
         high=high,
         last_safe=safe,
         why=f"{sum_}: {safe} fit, {safe + 1} do not if they grow in step; but {slow}, so {latest}",
+        sure_end=sure,
     )
 
 
@@ -292,7 +294,8 @@ def _range(
     else:
         high = max(found)
         why = f"up to {safe} in flight any of them fit, and at {high} at the latest all replays preempted"
-    return OnsetPlan(kind="range", low=safe + 1, high=high, last_safe=safe, why=f"{what}: {why}")
+    sure = len(found) == len(first)
+    return OnsetPlan(kind="range", low=safe + 1, high=high, last_safe=safe, why=f"{what}: {why}", sure_end=sure)
 
 
 def _beyond_replays(
@@ -479,6 +482,20 @@ def _ladder_problem(levels: Sequence[int], onset: OnsetPlan) -> str | None:
 
 def _words(onset: OnsetPlan) -> str:
     return str(onset.low) if onset.low == onset.high else f"{onset.low} to {onset.high}"
+
+
+def onset_of_own_pool(control: OnsetPlan, of_most: OnsetPlan | None, why: str) -> OnsetPlan:
+    """The onset of an engine that sizes its KV cache itself, at least as large as the control's.
+
+    `of_most`: the onset over the largest one that it could have, None where that isn't known. What is let in grows with
+    the KV cache as what fits to its end does, so requests that only queue in the control do so here.
+    """
+    if control.low is None or control.high is None:
+        return structs.replace(control, why=f"{why}; of the control: {control.why}")
+    known = None if of_most is None else of_most.high
+    sure = known is not None and of_most is not None and of_most.sure_end
+    high = max(control.high, known or UNSURE_TIMES * control.low)
+    return OnsetPlan("range", control.low, high, control.last_safe, why + ("" if sure else ", or none"), sure)
 
 
 def onset_words(onset: OnsetPlan) -> str:

@@ -28,6 +28,7 @@ from kvtrial.analysis.laddering import (
     lengths_of,
     levels_for,
     onset_of_replicas,
+    own_pool_onset,
     refuse_arms,
     refuse_reuse,
     refuse_unknown_limit,
@@ -64,6 +65,7 @@ from kvtrial.record.errors import UnusableInput
 from kvtrial.record.hazards import Guard, hazards_for
 from kvtrial.record.launch import engine_gpus, human_int, ranks
 from kvtrial.record.plan import (
+    RESERVED_BLOCKS,
     Capacity,
     Estimate,
     HostPlan,
@@ -81,7 +83,6 @@ from kvtrial.record.version import SCHEMA_VERSION
 from kvtrial.record.versions import NEWEST_READ, OLDEST_READ, outside_read_range
 
 GIB = 2**30
-RESERVED_BLOCKS = 1
 PROMPT_ONLY = "offload_prompt_only"
 CACHING = "enable-prefix-caching"
 POOL_BLOCKS = "num-gpu-blocks-override"
@@ -492,11 +493,11 @@ def _ladder_plan(
     host: HostInput, protocol: Protocol, capacity: Capacity, runs: list[RunPlan], launches: Mapping[str, Launch]
 ) -> LadderPlan:
     """The levels, and the onset predicted for each arm whose KV cache has a known size."""
-    onset, usable = {}, {}
+    onset, usable, phase_of = {}, {}, {}
     levels: dict[str, int] = {}
     for run in runs[: len(protocol.arms)]:
         steps = [phase for phase in run.phases if is_level(protocol, phase.name)]
-        levels = {phase.name: phase.concurrency for phase in steps}
+        levels, phase_of[run.arm] = {phase.name: phase.concurrency for phase in steps}, steps[0]
         args = merged_args(host, protocol.arms[run.arm])
         blocks = _known_blocks(host_of_arm(host, protocol.arms[run.arm]), args, capacity.block_tokens)
         # Which of several engines gets a request is for vLLM to decide, so nothing is predicted of them together.
@@ -505,6 +506,12 @@ def _ladder_plan(
             of_one = arm_onset(host, run.arm, launches[run.arm], steps[0], usable[run.arm], capacity.block_tokens)
             if together := onset_of_replicas(of_one, protocol.arms[run.arm].replicas or 1):
                 onset[run.arm] = together
+    onset |= {
+        arm: found
+        for arm, launch in launches.items()
+        if arm not in usable and protocol.control in onset
+        if (found := own_pool_onset(host, launch, phase_of[arm], onset[protocol.control], capacity.block_tokens))
+    }
     return LadderPlan(levels=levels, onset=onset, usable_gpu_blocks=usable)
 
 
@@ -813,10 +820,12 @@ def estimate(plan: HostPlan, seconds: float) -> Estimate:
     """What the campaign will take on a host, from what such hosts took before."""
     pairs = len({run.pair for run in plan.runs if not run.spare})
     deviation = ASSUMED_LOG_RATIO_SD[plan.backend]
+    pools = [plan.capacity.usable_gpu_blocks, *(plan.ladder.usable_gpu_blocks.values() if plan.ladder else ())]
+    cache = max(pools) * plan.capacity.block_tokens * plan.capacity.kv_bytes_per_token if plan.backend == "cpu" else 0
     return Estimate(
         runs=sum(not run.spare for run in plan.runs),
         seconds=seconds,
-        ram_bytes=plan.limits.engine_ram_bytes + max(plan.capacity.tier_bytes.values(), default=0),
+        ram_bytes=plan.limits.engine_ram_bytes + max(plan.capacity.tier_bytes.values(), default=0) + cache,
         pairs=pairs,
         log_ratio_sd_assumed=deviation,
         mde_ratio=mde(deviation, pairs),

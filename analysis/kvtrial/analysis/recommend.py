@@ -1,10 +1,12 @@
 """What to do with a verdict, and what it does not say."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvtrial.analysis.armchange import declared_alike
 from kvtrial.analysis.effect import inner_margin, outward
+from kvtrial.analysis.ledger import WHAT_TOOK_IT
+from kvtrial.record.ladder import TookBy
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import Evidence, RunRecord
 from kvtrial.record.verdict import ComparisonResult, Recommendation, Word
@@ -25,12 +27,14 @@ def recommend(
     comparisons: Sequence[ComparisonResult],
     records: Sequence[RunRecord],
     pairs_needed: str = "",
+    took: Mapping[str, TookBy] | None = None,
 ) -> Recommendation:
-    """Action, reason and the pins the verdict rests on."""
+    """Action, reason and the pins the verdict rests on. `took`: what took the delay of a ladder's arms."""
+    took = took or {}
     primary = next((result for result in comparisons if result.role == "primary"), None)
-    action, why = _action(protocol, word, reason, evidence, primary, _worse_guards(comparisons), pairs_needed)
+    action, why = _action(protocol, word, reason, evidence, primary, _worse_guards(comparisons), pairs_needed, took)
     if primary is not None and action == f"adopt {primary.arm}":
-        why += _better_too(primary, comparisons)
+        why += _better_too(protocol, primary, comparisons, took)
     if (
         primary is not None
         and primary.arm in action
@@ -49,6 +53,7 @@ def _action(
     primary: ComparisonResult | None,
     worse_guards: Sequence[ComparisonResult],
     pairs_needed: str,
+    took: Mapping[str, TookBy],
 ) -> tuple[str, str]:
     arm = primary.arm if primary else "the variant"
     if word == "INVALID":
@@ -63,11 +68,8 @@ def _action(
         if evidence == "cpu":
             why += "; on a CPU engine, so run the same protocol on a GPU host before you decide for one"
         return keep, why
-    if primary is not None and primary.moved and primary.metric.startswith("preemptions"):
-        return (
-            f"do not adopt {arm}",
-            "it takes the preemptions away and lets requests queue for as long: the delay only moved",
-        )
+    if primary is not None and primary.metric.startswith("preemptions") and (primary.moved or arm in took):
+        return f"do not adopt {arm}", WHAT_TOOK_IT[took.get(arm, "queue")]
     if worse_guards:
         guards = ", ".join(f"{guard.metric} of {guard.phase}" for guard in worse_guards)
         return (
@@ -84,6 +86,7 @@ def _action(
     return "run the same protocol on a real engine", "a stand-in shows that the tool works and nothing else"
 
 
+NOT_COMPARED = "quality: not compared"
 QUALITY_NOT_COMPARED = "the answers may differ and their quality was not compared: look at it before you adopt"
 
 
@@ -93,16 +96,22 @@ def _answers(protocol: Protocol, primary: ComparisonResult) -> bool:
     return arm is not None and "answer" in arm.may_differ
 
 
-def _better_too(primary: ComparisonResult, comparisons: Sequence[ComparisonResult]) -> str:
+def _better_too(
+    protocol: Protocol,
+    primary: ComparisonResult,
+    comparisons: Sequence[ComparisonResult],
+    took: Mapping[str, TookBy],
+) -> str:
     """The other arms that are BETTER by what decided, where nothing compares them with the primary's."""
     of = (primary.metric, primary.phase, primary.against)
     compared = {frozenset((result.arm, result.against)) for result in comparisons}
     arms = [
-        result.arm
+        result.arm + (f" ({NOT_COMPARED})" if result.quality == "not_compared" and _answers(protocol, result) else "")
         for result in comparisons
         if (result.metric, result.phase, result.against) == of
         and result.verdict == "BETTER"
         and not result.moved
+        and result.arm not in took
         and result.arm != primary.arm
         and frozenset((result.arm, primary.arm)) not in compared
     ]

@@ -2,10 +2,16 @@
 
 from collections.abc import Sequence
 
-from kvtrial.record.ladder import ArmLadder, LadderResult, Level, Pattern, Reached
+from kvtrial.record.ladder import ArmLadder, LadderResult, Level, Pattern, Reached, TookBy
 from kvtrial.record.oom import SENTENCES
 
 FEW_DIGITS = 3
+IN_SHORT: dict[TookBy, str] = {
+    "queue": "MOVED into the queue",
+    "first_token": "MOVED to before the first token",
+    "queue_or_prompts": "waits as much longer for its first token",
+}
+"""Where the delay of preemption went, in a line of several changes."""
 CHANGE_MARKS = (" preemptions per 1,000 requests above the onset", " with more in flight than run at once")
 """By which a sentence on what a change buys is known."""
 
@@ -29,15 +35,30 @@ def onset_sentence(result: LadderResult) -> str:
     """The measured onset beside the predicted one, with the error in requests."""
     predicted = result.onset_predicted
     told = "no preemption was predicted" if predicted is None else f"predicted {_span(predicted)}"
+    error = _error(result.error_requests, result.error_at_least, result.onset_measured, result.levels)
+    error = error if predicted is not None else ""
     if result.onset_measured is None and result.queue_from is not None:
         return queue_sentence(result.levels, result.queue_from)
     if result.onset_measured is None:
-        return f"No level was preempted ({told})."
+        return f"No level was preempted up to {result.levels[-1].concurrency} in flight ({told}{error})."
     runs = len(result.onset_by_run)
     same = sum(onset == result.onset_measured for onset in result.onset_by_run)
-    error = "" if result.error_requests is None else f", error {_requests(result.error_requests)}"
     every = f"in {same} of {runs} runs" if same < runs else f"in every one of {runs} runs" if runs > 1 else "in 1 run"
     return f"Preemption begins at {result.onset_measured} requests in flight, {every} ({told}{error})."
+
+
+def _error(error: int | None, at_least: int | None, measured: int | None, levels: Sequence[Level]) -> str:
+    """How far an onset is off, or how far at least where the levels don't say, as a further item of a list."""
+    if error is not None:
+        return f", error {_requests(error)}"
+    if at_least:
+        return f", error at least {_requests(at_least)}"
+    if at_least is None:
+        return ""
+    if measured is None:
+        return f", no error up to {levels[-1].concurrency} in flight"
+    calm = max((level.concurrency for level in levels if level.concurrency < measured), default=0)
+    return f", no error shown with no level from {calm + 1} to {measured - 1}"
 
 
 def queue_sentence(levels: Sequence[Level], queue_from: int) -> str:
@@ -185,13 +206,59 @@ def change_sentences(ladder: ArmLadder, control: ArmLadder) -> list[str]:
     more = ladder.fewer_preemptions_per_1000
     word = "fewer" if more >= 0 else "MORE"
     text = f"{ladder.arm} ({ladder.title}): {abs(more):.3g} {word} preemptions per 1,000 requests above the onset"
-    text += _taken(ladder, ladder.fewer_preemptions_per_1000_per_unit)
+    if ladder.fewer_preemptions_low is not None and ladder.fewer_preemptions_high is not None:
+        low, high = _ends(more, ladder.fewer_preemptions_low, ladder.fewer_preemptions_high)
+        text += f" (interval {low:.3g} to {high:.3g})"
+    text += taken_words(ladder, ladder.fewer_preemptions_per_1000_per_unit)
     moved = ladder.moved_note or "where its delay went is not known"
-    onset = f"onset {ladder.onset_measured}" if ladder.onset_measured is not None else "no preemption on this ladder"
-    predicted = f"predicted {_span(ladder.onset_predicted)}, " if ladder.onset_predicted else ""
-    others = f"control {'none' if control.onset_measured is None else control.onset_measured}"
-    said = [f"{text}; {onset} ({predicted}{others}); {moved}{_gpu_seconds(ladder, control)}."]
+    said = [f"{text}; {_onset_of_arm(ladder, control)}; {moved}{_gpu_seconds(ladder, control)}."]
     return said + _work_sentences(ladder)
+
+
+def _onset_of_arm(ladder: ArmLadder, control: ArmLadder) -> str:
+    """An arm's onset beside its own prediction, with the error in requests, and beside the control's."""
+    onset = f"onset {ladder.onset_measured}" if ladder.onset_measured is not None else "no preemption on this ladder"
+    told = ""
+    if ladder.onset_predicted:
+        told = f"predicted {_span(ladder.onset_predicted)}"
+        told += f"{_error(ladder.error_requests, ladder.error_at_least, ladder.onset_measured, ladder.levels)}, "
+    elif ladder.only_queues:
+        told = "none predicted, "
+    return f"{onset} ({told}control {'none' if control.onset_measured is None else control.onset_measured})"
+
+
+def change_in_short(ladder: ArmLadder) -> str:
+    """What one change buys, for a line of several: effect with its interval, for what, MOVED or MORE, the quality."""
+    if ladder.less_queue_seconds is not None:
+        less = ladder.less_queue_seconds
+        text = f"queues {_seconds(abs(less))} {'less' if less >= 0 else 'LONGER'}"
+        text += _interval_in_short(less, ladder.less_queue_low, ladder.less_queue_high, 1e3, " ms")
+        text += taken_words(ladder, ladder.less_queue_seconds_per_unit, " s")
+    elif ladder.fewer_preemptions_per_1000 is not None:
+        more = ladder.fewer_preemptions_per_1000
+        text = f"{abs(more):.3g} {'fewer' if more >= 0 else 'MORE'} preemptions per 1,000"
+        text += _interval_in_short(more, ladder.fewer_preemptions_low, ladder.fewer_preemptions_high)
+        text += taken_words(ladder, ladder.fewer_preemptions_per_1000_per_unit)
+        if ladder.moved_by is not None or ladder.moved:
+            text += f", {IN_SHORT[ladder.moved_by or 'queue']}"
+    else:
+        return ""
+    return f"{ladder.arm} {text}" + (", quality: not compared" if ladder.changes_work else "")
+
+
+def _interval_in_short(
+    effect: float, low: float | None, high: float | None, factor: float = 1.0, unit: str = ""
+) -> str:
+    if low is None or high is None:
+        return ""
+    low, high = _ends(effect, low, high)
+    return f" ({factor * low:.3g} to {factor * high:.3g}{unit})"
+
+
+def _ends(effect: float, low: float, high: float) -> tuple[float, float]:
+    """The interval of an effect that is said without its sign; a zero that would be negative is none."""
+    low, high = (low, high) if effect >= 0 else (-high, -low)
+    return low + 0.0, high + 0.0
 
 
 def _queue_change(ladder: ArmLadder) -> list[str]:
@@ -199,7 +266,10 @@ def _queue_change(ladder: ArmLadder) -> list[str]:
     less = ladder.less_queue_seconds or 0.0
     text = f"{ladder.arm} ({ladder.title}): a request queues {_seconds(abs(less))} {'less' if less >= 0 else 'LONGER'}"
     text += " with more in flight than run at once"
-    text += _taken(ladder, ladder.less_queue_seconds_per_unit, " s")
+    if ladder.less_queue_low is not None and ladder.less_queue_high is not None:
+        low, high = _ends(less, ladder.less_queue_low, ladder.less_queue_high)
+        text += f" (interval {1e3 * low:.3g} to {1e3 * high:.3g} ms)"
+    text += taken_words(ladder, ladder.less_queue_seconds_per_unit, " s")
     onset = "" if ladder.onset_measured is None else f"; with it preemption begins at {ladder.onset_measured}"
     return [f"{text}{onset}.", *_work_sentences(ladder)]
 
@@ -225,7 +295,7 @@ def _gpu_seconds(ladder: ArmLadder, control: ArmLadder) -> str:
     return f"; on {ladder.gpus} GPUs instead of {control.gpus} a request costs {' and '.join(costs)}"
 
 
-def _taken(ladder: ArmLadder, rate: float | None, rate_unit: str = "") -> str:
+def taken_words(ladder: ArmLadder, rate: float | None, rate_unit: str = "") -> str:
     """What a change takes. What it takes less of costs nothing by the piece: its price is queue and throughput."""
     amount, unit = ladder.cost_amount, ladder.cost_unit
     if not amount or unit is None:

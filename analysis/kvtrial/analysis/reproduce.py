@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -20,10 +20,10 @@ from kvtrial.record.version import refuse_newer
 
 
 class Archive(Struct, frozen=True):
-    """The tar archive (xz) of a campaign, seen from the project's root, and how many folders deep it lies in there."""
+    """The tar archive (xz) of a campaign, seen from the project's root, and the folder that it lies in there."""
 
     path: str
-    folders: int
+    member: str
 
 
 def read_record(path: Path) -> RunRecord:
@@ -96,8 +96,11 @@ def commands_of(
     place = shlex.quote(_seen_from_the_root(directory))
     found = {}
     if archive is not None:
+        # The folder is named: an archive may hold more than the campaign.
+        folders = len(PurePosixPath(archive.member).parts)
         found["unpack"] = (
-            f"mkdir -p {place} && tar -xJf {shlex.quote(archive.path)} -C {place} --strip-components={archive.folders}"
+            f"mkdir -p {place} && tar -xJf {shlex.quote(archive.path)} -C {place} --strip-components={folders} "
+            f"{shlex.quote(archive.member)}"
         )
     if records:
         first = records[0]

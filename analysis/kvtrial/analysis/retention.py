@@ -49,11 +49,20 @@ def _retire_in(results: Path, tonight: set[Path], keep_nights: int) -> list[str]
         # Named first: what is cut off here is still removed from the hosts.
         known = list(dict.fromkeys([*(path.name for path in reversed(old)), *known]))[:NAMES_MAX]
         write_atomically(results / RETIRED, msgspec.json.encode(known))
+    # Controllers may share the folder: what another one takes away meanwhile is away.
     for path in old:
-        path.rename(results / f".retired-{path.name}")
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(results / f".retired-{path.name}")
     for path in results.glob(".retired-*"):
-        shutil.rmtree(path)
+        _remove(path)
     return known
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, whoever else removes it as well. Raises OSError."""
+    while folder.exists():
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
 
 
 def _nights(results: Path) -> dict[Path, str]:

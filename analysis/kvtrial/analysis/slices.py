@@ -100,8 +100,8 @@ def _refuse_stopped(parts: Sequence[Path]) -> None:
     for part in parts:
         if (stopped := read_stopped(part)) is not None:
             raise UnusableInput(
-                f"{part} {stopped.reason.partition(';')[0]}, so it is no part of a whole campaign; run that part anew, "
-                f"or merge the others alone."
+                f"{part} {stopped.reason.partition(';')[0]}, so it is no part of a whole campaign; run that part anew: "
+                f"of the fleet the other parts alone say nothing."
             )
 
 

@@ -9,10 +9,11 @@ from msgspec import Struct
 
 from kvtrial.analysis.hostverdict import without_effect
 from kvtrial.analysis.recommend import recommend
+from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import Plan
 from kvtrial.record.record import RunRecord
 from kvtrial.record.store import write_atomically
-from kvtrial.record.verdict import Verdict
+from kvtrial.record.verdict import HostVerdict, Verdict
 
 STOPPED = "stopped.json"
 LARGEST_SHARE_INVALID = 0.2
@@ -28,22 +29,24 @@ class Stopped(Struct, frozen=True):
     asked: list[str]
 
 
-def stop_sentence(verdict: Verdict, planned: int) -> str:
+def stop_sentence(hosts: Sequence[HostVerdict], planned: int, lost: Sequence[str] = ()) -> str:
     """Why the other hosts are not to be started; empty where they are.
 
-    `verdict` is over the hosts that were asked so far, `planned` counts all hosts of the campaign.
+    `hosts`: those that were asked so far and answered, `lost`: those that were asked and given up, `planned` counts all
+    hosts of the campaign.
     """
-    hosts = verdict.hosts
     invalid = [host for host in hosts if host.verdict == "INVALID"]
-    is_canary = len(hosts) == 1 or len(hosts) <= CANARY_SHARE * planned
-    if len(invalid) > (0 if is_canary else LARGEST_SHARE_INVALID * len(hosts)):
-        found, first = f"{len(invalid)} of them INVALID", invalid[0]
-    elif all(host.runs.valid == 0 for host in hosts):
-        found, first = "none of which has a valid pair", hosts[0]
-    else:
+    empty = [host for host in hosts if host.verdict != "INVALID" and host.runs.valid == 0]
+    asked = len(hosts) + len(lost)
+    is_canary = asked == 1 or asked <= CANARY_SHARE * planned
+    useless = len(invalid) + len(empty) + len(lost)
+    if not ((invalid and is_canary) or useless > LARGEST_SHARE_INVALID * asked):
         return ""
+    counted = [(len(invalid), "INVALID"), (len(empty), "without a valid pair"), (len(lost), "lost")]
+    found = ", ".join(f"{count} of them {what}" for count, what in counted if count)
+    example = next((f"{host.host}: {host.reason}" for host in [*invalid, *empty]), ", ".join(lost[:1]))
     return (
-        f"stopped after {len(hosts)} of {planned} hosts, {found} ({first.host}: {first.reason}); the others were not "
+        f"stopped after {asked} of {planned} hosts, {found} ({example}); the others were not "
         f"started: mend that, then start anew with -e kvtrial_new_campaign=true"
     )
 
@@ -57,11 +60,17 @@ def remember(directory: Path, reason: str, asked: Sequence[str]) -> None:
 
 
 def read_stopped(directory: Path) -> Stopped | None:
-    """What `remember` kept; None where the campaign did not stop, or where that can't be read."""
+    """What `remember` kept; None where the campaign did not stop. Raises UnusableInput where that can't be read."""
+    path = directory / STOPPED
     try:
-        return msgspec.json.decode((directory / STOPPED).read_bytes(), type=Stopped)
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(path.read_bytes(), type=Stopped)
+    except FileNotFoundError:
         return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise UnusableInput(
+            f"{path} can't be read ({error}); it says why the campaign stopped at its canary: restore it, or start "
+            f"anew."
+        ) from None
 
 
 def part_of(plan: Plan, hosts: Sequence[str]) -> Plan:

@@ -8,6 +8,7 @@ thousand hosts needs no record then.
 
 import gc
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import zstandard
 from msgspec import Struct
 from msgspec.structs import replace
 
+import kvtrial
 from kvtrial.analysis.campaign import (
     Campaign,
     campaign_seconds_of,
@@ -47,6 +49,8 @@ from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
 SUMMARIES = "summaries"
 ROLES_KEPT = ("load_bytes",)
 """What is still asked of a phase's scrapes once the hosts are judged: what a tier gave back."""
+PAGE_ROLES = (*ROLES_KEPT, "store_bytes", "prompt_tokens_computed", "prompt_tokens_local_hit", "prompt_tokens_external")
+"""And what a report adds up over all hosts: where prompt tokens came from, what was stored and loaded."""
 WHOLE_BYTES = 128 * 2**20
 """Of records as texts. Up to so much a campaign's records stay whole for its report; they take twice that in memory."""
 _LEVEL = 6
@@ -55,7 +59,8 @@ _LEVEL = 6
 class HostSummary(Struct, frozen=True):
     """What is left of a host for the fleet's verdict.
 
-    `valid`: pair → arm → run. `digests`: run → sha256 of its record.
+    `valid`: pair → arm → run. `digests`: run → sha256 of its record. `looks`: run → `look_of` its folder before it was
+    read. `release`: of kvtrial, which judged.
     """
 
     schema_version: str
@@ -70,6 +75,8 @@ class HostSummary(Struct, frozen=True):
     spares_unused: list[int]
     records: list[RunRecord]
     digests: dict[str, str]
+    looks: dict[str, str] = {}
+    release: str = ""
 
     def outcome(self) -> HostOutcome:
         """As it was judged, over records that are cut down."""
@@ -178,49 +185,66 @@ class _Version(Struct, frozen=True):
 class Judged(Struct, frozen=True):
     """A campaign with its verdict. `campaign` has what a host's first planned run sends, and the others without it.
 
-    `records`: see `judge`; those of `cut_down_hosts` hosts are without their requests.
+    `records`: see `judge`.
     """
 
     campaign: Campaign
     verdict: Verdict
     records: dict[str, list[RunRecord]]
-    cut_down_hosts: int = 0
 
 
 @disk_errors_said()
 def judge(
     directory: Path,
     hosts: Sequence[str] | None = None,
-    whole_bytes: int = 0,
+    whole_bytes: int | None = None,
     each: Callable[[Sequence[RunRecord]], None] | None = None,
+    summaries: bool = False,
 ) -> Judged:
     """Judge a campaign from its records, one host after the other; with `hosts` as if it had these alone.
 
-    Records are kept without what only gates read; the first `whole_bytes` of them as they are. `each` is given every
-    host's whole records in turn. Raises UnusableInput for records that can't be used.
+    Records are kept without what only gates read. For a report (`whole_bytes`) the first so many bytes of them stay as
+    they are, and those of the first host by name and of the one whose ladder the verdict has. `each` is given
+    every host's whole records in turn. `summaries`: write those of the hosts as well. Raises UnusableInput for records
+    that can't be used.
     """
-    with _without_collector():
+    with without_collector():
         outline = Outline(directory)
         refuse_runs_without_record(directory)
         outline.refuse_strangers()
-        left = whole_bytes
-        outcomes, records, plans, cut_down_hosts = {}, {}, [], 0
+        left, cut = whole_bytes or 0, set()
+        outcomes, records, plans = {}, {}, []
         for host in outline.hosts if hosts is None else hosts:
             campaign, digest = outline.of(host)
+            looks = _looks(directory, host) if summaries else {}
             found = read_host_records(directory, host, campaign, {host: digest})
             if each is not None:
                 each(found)
             outcome = judge_planned(campaign.plan.protocol, host, found, campaign.plan, prices=campaign.prices)
             left -= size_of_records(directory, host) if left > 0 else 0
-            kept = found if left > 0 else [cut_down(record) for record in found]
+            kept = found
+            if left <= 0:
+                kept = [cut_down(record, PAGE_ROLES) for record in found]
+                cut.add(host)
+            if summaries:
+                few = [cut_down(record) for record in kept]
+                _write_summary(directory, campaign.campaign, outcome, few, looks)
             outcomes[host] = _over(outcome, kept)
             records[host] = kept
-            cut_down_hosts += kept is not found
             first, *others = campaign.plan.hosts[0].runs
             plans.append(replace(campaign.plan.hosts[0], runs=[first, *(replace(run, phases=[]) for run in others)]))
         verdict = _verdict(outline, outcomes, records, hosts is None)
+        for host in _of_one_run(verdict, records) & cut if whole_bytes is not None else ():
+            campaign, digest = outline.of(host)
+            records[host] = read_host_records(directory, host, campaign, {host: digest})
         campaign = outline.campaign
-        return Judged(replace(campaign, plan=replace(campaign.plan, hosts=plans)), verdict, records, cut_down_hosts)
+        return Judged(replace(campaign, plan=replace(campaign.plan, hosts=plans)), verdict, records)
+
+
+def _of_one_run(verdict: Verdict, records: Mapping[str, Sequence[RunRecord]]) -> set[str]:
+    """The hosts of which a report shows one run: its requests, its configuration, its time line."""
+    with_records = sorted(host for host, found in records.items() if found)[:1]
+    return {*with_records, *([verdict.ladder.host] if verdict.ladder is not None else [])}
 
 
 def _over(outcome: HostOutcome, records: Sequence[RunRecord]) -> HostOutcome:
@@ -278,12 +302,23 @@ def _some(hosts: Sequence[str], most: int = 8) -> str:
 def summarise_host(outline: Outline, host: str) -> Path:
     """Judge one host from its records and write its summary. Raises UnusableInput for records that can't be used."""
     campaign, digest = outline.of(host)
-    folder = outline.directory / "runs" / host
+    looks = _looks(outline.directory, host)
     records = read_host_records(outline.directory, host, campaign, {host: digest})
     outcome = judge_planned(campaign.plan.protocol, host, records, campaign.plan, prices=campaign.prices)
+    return _write_summary(
+        outline.directory, campaign.campaign, outcome, [cut_down(record) for record in records], looks
+    )
+
+
+def _write_summary(
+    directory: Path, campaign: str, outcome: HostOutcome, records: list[RunRecord], looks: dict[str, str]
+) -> Path:
+    """Write a host's summary; `records` are cut down."""
+    host = outcome.verdict.host
+    folder = directory / "runs" / host
     summary = HostSummary(
         schema_version=SCHEMA_VERSION,
-        campaign=campaign.campaign,
+        campaign=campaign,
         host=host,
         verdict=outcome.verdict,
         intervals=outcome.intervals,
@@ -292,10 +327,12 @@ def summarise_host(outline: Outline, host: str) -> Path:
         engine_faults=outcome.pairs.engine_faults,
         engine_faulted=outcome.pairs.engine_faulted,
         spares_unused=outcome.pairs.spares_unused,
-        records=[cut_down(record) for record in records],
+        records=records,
         digests={record.run: stated_digest(folder / record.run / "record.sha256") for record in records},
+        looks=looks,
+        release=kvtrial.__version__,
     )
-    path = outline.directory / SUMMARIES / f"{host}.json.zst"
+    path = directory / SUMMARIES / f"{host}.json.zst"
     path.parent.mkdir(exist_ok=True)
     # The digest goes first: a summary that was cut off between the two is refused, and made anew.
     packed = zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.json.encode(summary))
@@ -305,21 +342,51 @@ def summarise_host(outline: Outline, host: str) -> Path:
     return path
 
 
+def _looks(directory: Path, host: str) -> dict[str, str]:
+    """Run → `look_of` its folder, of the runs of a host that are here."""
+    try:
+        with os.scandir(directory / "runs" / host) as entries:
+            return {entry.name: look_of(entry.path) for entry in entries if entry.is_dir() and entry.name[0] == "p"}
+    except FileNotFoundError:
+        return {}
+
+
+def look_of(folder: str) -> str:
+    """What tells without reading that no file of a folder was changed since: a hash of names, sizes, times and inodes.
+
+    Writing a file changes its ctime, which nobody can set: a copy, or an edited file, looks different.
+    """
+    told = hashlib.blake2b(digest_size=16)
+    folders = [folder]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in sorted(entries, key=lambda found: found.name):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                    continue
+                seen = entry.stat()
+                told.update(
+                    f"{entry.path[len(folder) :]} {seen.st_size} {seen.st_mtime_ns} {seen.st_ctime_ns} "
+                    f"{seen.st_dev} {seen.st_ino}\n".encode()
+                )
+    return told.hexdigest()
+
+
 def digest_path(summary: Path) -> Path:
     """Where the digest of a summary stands."""
     return summary.with_name(f"{summary.name}.sha256")
 
 
-def cut_down(record: RunRecord) -> RunRecord:
-    """The record without what only gates read."""
+def cut_down(record: RunRecord, roles: Sequence[str] = ROLES_KEPT) -> RunRecord:
+    """The record without what only gates read; of scrapes these roles stay."""
     resolved = record.resolved
     if resolved is not None:
         resolved = replace(resolved, config={}, cache_config={}, log_facts={}, listening=[])
-    return replace(record, resolved=resolved, phases=[_cut_phase(phase) for phase in record.phases], files={})
+    return replace(record, resolved=resolved, phases=[_cut_phase(phase, roles) for phase in record.phases], files={})
 
 
-def _cut_phase(phase: PhaseRecord) -> PhaseRecord:
-    before, after = ({r: values[r] for r in ROLES_KEPT if r in values} for values in (phase.before, phase.after))
+def _cut_phase(phase: PhaseRecord, roles: Sequence[str]) -> PhaseRecord:
+    before, after = ({r: values[r] for r in roles if r in values} for values in (phase.before, phase.after))
     return replace(phase, before=before, after=after, requests=[], pressure=[], metrics_caveats=[])
 
 
@@ -351,12 +418,23 @@ def verdict_of(directory: Path) -> Verdict:
     Raises UnusableInput for a summary that is missing, truncated, edited, of another campaign, or older than the host's
     records, and for a record that was truncated or edited.
     """
-    with _without_collector():
-        return _from_summaries(directory)
+    with without_collector():
+        return _from_summaries(directory).verdict
+
+
+@disk_errors_said()
+def judged_before(directory: Path) -> Judged:
+    """As `judge`, from the hosts' summaries where all are here, whole, and of this very release; else from records."""
+    with without_collector():
+        try:
+            return _from_summaries(directory, kvtrial.__version__)
+        except UnusableInput:
+            pass
+    return judge(directory)
 
 
 @contextmanager
-def _without_collector() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """Nothing read here refers in a circle, and the collector would look through all hosts again for each few more."""
     was = gc.isenabled()
     gc.disable()
@@ -367,7 +445,8 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _from_summaries(directory: Path) -> Verdict:
+def _from_summaries(directory: Path, release: str | None = None) -> Judged:
+    """`release`: which must have made them. The campaign is without its plan's hosts."""
     outline = Outline(directory)
     outline.refuse_strangers()
     campaign = outline.campaign
@@ -379,14 +458,24 @@ def _from_summaries(directory: Path) -> Verdict:
             raise UnusableInput(
                 f"{path} is of host {summary.host} in {summary.campaign}; kvtrial summarise {directory} makes it anew."
             )
+        if release not in (None, summary.release):
+            raise UnusableInput(f"{path} was made by release {summary.release}, this is {release}.")
         _refuse_outdated(directory, path, summary)
         outcomes[host], records[host] = summary.outcome(), summary.records
-    return _verdict(outline, outcomes, records, whole=True)
+    return Judged(campaign, _verdict(outline, outcomes, records, whole=True), records)
 
 
 def _refuse_outdated(directory: Path, path: Path, summary: HostSummary) -> None:
-    there = {found.parent.name: found for found in (directory / "runs" / summary.host).glob("p*/record.sha256")}
-    for run, found in there.items():
+    """Raise UnusableInput for a run that came after the summary, and for a file that does not match its digest.
+
+    What looks as it did when it was summarised is not read again.
+    """
+    for run, look in sorted(_looks(directory, summary.host).items()):
+        if summary.looks.get(run) == look:
+            continue
+        found = directory / "runs" / summary.host / run / "record.sha256"
+        if not found.is_file():
+            continue
         if summary.digests.get(run) != stated_digest(found):
             raise UnusableInput(f"{path} was made before run {run} came; kvtrial summarise {directory} makes it anew.")
         check_digests(found.parent)

@@ -1,12 +1,12 @@
 """Records as one table: a row a run and phase, in a column order that does not change."""
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import pandas
 
-from kvtrial.analysis.metrics import delta
-from kvtrial.record.exposition import metric_table
+from kvtrial.record.exposition import accumulating_roles
 from kvtrial.record.record import PhaseRecord, RunRecord
 
 RUN_COLUMNS = (
@@ -39,8 +39,7 @@ FLAGS = frozenset({"spare"})
 
 def columns() -> list[str]:
     """The columns in order; one `delta_<role>` for every role that accumulates."""
-    deltas = [f"delta_{role}" for role, entry in metric_table().values.items() if entry.accumulates]
-    return [*RUN_COLUMNS, *PHASE_COLUMNS, *RUN_MEASURES, *deltas]
+    return [*RUN_COLUMNS, *PHASE_COLUMNS, *RUN_MEASURES, *(column for column, _ in _delta_columns())]
 
 
 def to_frame(records: Iterable[RunRecord]) -> pandas.DataFrame:
@@ -79,7 +78,13 @@ def _of_phase(phase: PhaseRecord) -> dict[str, Any]:
     row["phase"], row["phase_seconds"] = phase.name, phase.seconds
     row["dispatch_lag_p95_seconds"] = phase.card.dispatch_lag_p95_seconds
     row["client_cpu_cores"] = phase.card.client_cpu_share
-    for role, entry in metric_table().values.items():
-        if entry.accumulates:
-            row[f"delta_{role}"] = delta(phase, role)
+    before, after = phase.before, phase.after
+    for column, role in _delta_columns():
+        was, now = before.get(role), after.get(role)
+        row[column] = None if was is None or now is None else now - was
     return row
+
+
+@cache
+def _delta_columns() -> list[tuple[str, str]]:
+    return [(f"delta_{role}", role) for role in accumulating_roles()]

@@ -88,7 +88,7 @@ def _add_break_even(registry: CollectorRegistry, verdict: Verdict) -> None:
     gauge = Gauge(
         "kvtrial_break_even_hit_share",
         "Share of requests, 0 to 1, that must return to an evicted prefix: computed, or found by a sweep of shares.",
-        ("protocol", "host", "how"),
+        ("protocol", "host", "how", "arm", "against", "prefix_tokens"),
         registry=registry,
     )
     even = verdict.break_even
@@ -97,7 +97,9 @@ def _add_break_even(registry: CollectorRegistry, verdict: Verdict) -> None:
     computed = None if by_sweep is not None and by_sweep.pays != "above" else even
     for how, found in (("computed", computed), ("found", by_sweep)):
         if found is not None and share_is_told(found, verdict.verdict) and found.hit_share is not None:
-            gauge.labels(verdict.protocol, ALL_HOSTS, how).set(found.hit_share)
+            assert even is not None
+            length = "" if even.prefix_tokens is None else str(even.prefix_tokens)
+            gauge.labels(verdict.protocol, ALL_HOSTS, how, even.arm, even.against, length).set(found.hit_share)
 
 
 def _add_gates(registry: CollectorRegistry, verdict: Verdict) -> None:

@@ -46,17 +46,16 @@ def tier_budget(
         return TierBudget(rows, None, f"no tier is shown to pay: {advice} ({_said(rows)})")
     # The gates hold the primary comparison's tier to this already.
     decided = next((item.arm for item in comparisons if item.role == "primary"), "")
-    sound = [row for row in paying if row.arm == decided or _sound(row, protocol, pairs, comparisons)]
+    faults = {row.arm: "" if row.arm == decided else _fault(row, protocol, pairs, comparisons) for row in paying}
+    sound = [row for row in paying if not faults[row.arm]]
+    left_out = "; ".join(f"{arm} would pay, but {fault}: it is left out" for arm, fault in faults.items() if fault)
     if not sound:
-        arms = ", ".join(row.arm for row in paying)
-        why = f"{arms} would pay, but loaded nothing, answered otherwise or made misses slower: no tier is taken"
-        return TierBudget(rows, None, f"{why} ({_said(rows)})")
-    paying = [row for row in paying if row.tier_bytes <= sound[-1].tier_bytes]
-    chosen = next((row for row in sound if _as_good(row, paying[-1], comparisons)), paying[-1])
-    larger = [row.arm for row in rows if row.tier_bytes > chosen.tier_bytes]
-    smaller = [row for row in rows if row.tier_bytes < chosen.tier_bytes]
+        return TierBudget(rows, None, f"{left_out}; no tier is taken ({_said(rows)})")
+    chosen = next((row for row in sound if _as_good(row, sound[-1], comparisons)), sound[-1])
+    larger = [row.arm for row in rows if row.tier_bytes > chosen.tier_bytes and not faults.get(row.arm)]
+    smaller = [row for row in rows if row.tier_bytes < chosen.tier_bytes and not faults.get(row.arm)]
     idle = [row.arm for row in smaller if not row.loaded_bytes_per_run]
-    undecided = [row.arm for row in smaller if row in sound and not _given_less(row, paying[-1], comparisons)]
+    undecided = [row.arm for row in smaller if row in sound and not _given_less(row, sound[-1], comparisons)]
     unproven = [row.arm for row in smaller if row.loaded_bytes_per_run and row.arm not in undecided]
     advice = f"{chosen.arm}: {chosen.tier_bytes:,} bytes of RAM ({chosen.times_gpu_kv:.3g} times the GPU's KV cache)"
     if larger:
@@ -66,11 +65,13 @@ def tier_budget(
             ": shrink it to that" if all(item and item.verdict in ("EQUIVALENT", "BETTER") for item in shown) else ""
         )
     for arm in undecided:
-        advice += f"; {_apart(arm, paying[-1].arm, comparisons)}"
+        advice += f"; {_apart(arm, sound[-1].arm, comparisons)}"
     if idle:
         advice += f"; {', '.join(idle)} gives nothing back: drop it"
     if unproven:
         advice += f"; {', '.join(unproven)} is not shown to pay as much"
+    if left_out:
+        advice += f"; {left_out}"
     return TierBudget(rows, chosen.tier_bytes, f"{advice}{_of_a_set(protocol, pairs)} ({_said(rows)})")
 
 
@@ -156,22 +157,29 @@ def _apart(arm: str, largest: str, comparisons: Sequence[ComparisonResult]) -> s
     )
 
 
-def _sound(row: TierRow, protocol: Protocol, pairs: Sequence[Pair], comparisons: Sequence[ComparisonResult]) -> bool:
-    """What the gates ask of the primary comparison's tier, asked of another: it loaded, its answers are those of its
-    own hits, and what misses is not slower by it."""
+def _fault(row: TierRow, protocol: Protocol, pairs: Sequence[Pair], comparisons: Sequence[ComparisonResult]) -> str:
+    """What keeps a tier that pays from being taken, "" for nothing.
+
+    Asked is what gates and guards ask of the primary comparison's tier: it loaded in every run, its answers are those
+    of its own hits, misses are not slower by it and throughput is not lower.
+    """
     runs = [pair.runs[row.arm] for pair in pairs if row.arm in pair.runs]
-    answers = protocol.gates.get("answers_equal")
-    wrong = answers and wrong_answers(runs, msgspec.convert({**answers, "arm": row.arm}, AnswersEqual))
-    slower = any(
-        item.verdict == "WORSE" and item.phase == "miss"
-        for item in comparisons
-        if (item.arm, item.against) == (row.arm, protocol.control)
-    )
     primary = next((item for item in comparisons if item.role == "primary"), None)
-    loaded = primary is not None and all(
+    if primary is None or not all(
         risen([phase for phase in run.phases if phase.name == primary.phase], "load_bytes") for run in runs
-    )
-    return loaded and not wrong and not slower
+    ):
+        return "it loaded nothing in a run"
+    answers = protocol.gates.get("answers_equal")
+    if answers and wrong_answers(runs, msgspec.convert({**answers, "arm": row.arm}, AnswersEqual)):
+        return "its answers differ"
+    worse = [
+        item
+        for item in comparisons
+        if item.verdict == "WORSE" and (item.arm, item.against) == (row.arm, protocol.control)
+    ]
+    if any(item.phase == "miss" for item in worse):
+        return "its misses are slower"
+    return "its throughput is lower" if any("throughput" in item.metric for item in worse) else ""
 
 
 def _of_a_set(protocol: Protocol, pairs: Sequence[Pair]) -> str:

@@ -22,15 +22,15 @@ from kvtrial.analysis.hostverdict import (
 from kvtrial.analysis.ladder import host_ladder, no_cost
 from kvtrial.analysis.laddering import with_ladder_gates
 from kvtrial.analysis.metrics import find_metric
-from kvtrial.analysis.mixes import declared_shares, saturated_phases
+from kvtrial.analysis.mixes import declared_shares, prompt_tokens, saturated_phases
 from kvtrial.analysis.oddhost import class_of, odd_notes, sentences
 from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.recommend import NEVER_PREEMPTED, caveats_of, recommend
 from kvtrial.analysis.regime import regime_of
 from kvtrial.analysis.tiers import tier_budget, with_budget
 from kvtrial.analysis.timebudget import time_budget
-from kvtrial.record.ladder import LadderResult
-from kvtrial.record.plan import Plan
+from kvtrial.record.ladder import LadderResult, TookBy
+from kvtrial.record.plan import LadderPlan, Plan
 from kvtrial.record.protocol import Comparison, Protocol
 from kvtrial.record.record import Evidence, RunRecord
 from kvtrial.record.verdict import BreakEven, ComparisonResult, GateResult, Quality, Verdict, Word
@@ -83,8 +83,9 @@ def judge_planned(
     """One host's outcome by itself, its ladder included. `planned` may hold this host's part alone."""
     protocol = with_ladder_gates(protocol)
     gap = _pair_gap(planned, host) if max_pair_gap_seconds is None else max_pair_gap_seconds
-    outcome = judge_host(protocol, host, records, _planned_runs(planned, host), gap)
-    return _with_ladder(protocol, host, outcome, planned, prices) if protocol.ladder else outcome
+    ladder = _planned_ladder(planned, host)
+    outcome = judge_host(protocol, host, records, _planned_runs(planned, host), gap, ladder)
+    return _with_ladder(protocol, host, outcome, ladder, prices) if protocol.ladder else outcome
 
 
 def over_fleet(
@@ -121,7 +122,8 @@ def over_fleet(
     }
     pairs_needed = _pairs_needed_note(comparisons)
     budget = tier_budget(protocol, _all_pairs(counted), comparisons) if word != "INVALID" else None
-    advice = recommend(protocol, word, reason, evidence, comparisons, records, pairs_needed)
+    took = _took([outcome.verdict.ladder for outcome in counted.values()])
+    advice = recommend(protocol, word, reason, evidence, comparisons, records, pairs_needed, took)
     return Verdict(
         schema_version=SCHEMA_VERSION,
         campaign=campaign,
@@ -149,15 +151,12 @@ def over_fleet(
 
 
 def _with_ladder(
-    protocol: Protocol, host: str, outcome: HostOutcome, planned: Plan | None, prices: Prices | None
+    protocol: Protocol, host: str, outcome: HostOutcome, planned: LadderPlan | None, prices: Prices | None
 ) -> HostOutcome:
     """The host's outcome with its ladder; none is drawn from what is INVALID."""
     if outcome.verdict.verdict == "INVALID":
         return outcome
-    part = None if planned is None else next((entry for entry in planned.hosts if entry.host == host), None)
-    ladder = host_ladder(
-        protocol, host, outcome.pairs.valid, outcome.verdict.comparisons, part.ladder or None if part else None, prices
-    )
+    ladder = host_ladder(protocol, host, outcome.pairs.valid, outcome.verdict.comparisons, planned, prices)
     if ladder is None:
         return outcome
     unpriced = no_cost(protocol, outcome.pairs.valid, prices)
@@ -180,6 +179,13 @@ def with_ledger_moved(
         else result
         for result in results
     ]
+
+
+def _took(ladders: Sequence[LadderResult | None]) -> dict[str, TookBy]:
+    """What took an arm's delay, where that is said of a host; the queue first."""
+    said = [arm for ladder in ladders if ladder is not None for arm in ladder.arms if arm.moved_by is not None]
+    said.sort(key=lambda arm: arm.moved_by == "queue")
+    return {arm.arm: arm.moved_by for arm in said if arm.moved_by is not None}
 
 
 def _all_pairs(counted: Mapping[str, HostOutcome]) -> list[Pair]:
@@ -363,7 +369,8 @@ def _break_even(
     shares = declared_shares(protocol)
     if own is None and len(set(shares.values())) == 1:
         own = next(iter(shares.values()))
-    return break_even(pairs, declared["arm"], declared["against"], declared["hit"], declared["miss"], own, shares)
+    arm, against, hit = declared["arm"], declared["against"], declared["hit"]
+    return break_even(pairs, arm, against, hit, declared["miss"], own, shares, prompt_tokens(protocol, hit))
 
 
 # ------------------------------------------------------------------------------------------------------- the rest
@@ -384,6 +391,11 @@ def _hosts(records_by_host: Mapping[str, Sequence[RunRecord]], planned: Plan | N
 def _pair_gap(planned: Plan | None, host: str) -> float:
     part = None if planned is None else next((entry for entry in planned.hosts if entry.host == host), None)
     return MAX_PAIR_GAP_SECONDS if part is None else part.limits.max_pair_gap_seconds
+
+
+def _planned_ladder(planned: Plan | None, host: str) -> LadderPlan | None:
+    part = None if planned is None else next((entry for entry in planned.hosts if entry.host == host), None)
+    return (part.ladder or None) if part else None
 
 
 def _planned_runs(planned: Plan | None, host: str) -> dict[int, int] | None:

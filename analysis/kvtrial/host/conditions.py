@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 from kvtrial.record.record import Conditions
@@ -26,6 +27,15 @@ def _read(path: str) -> str | None:
         return Path(path).read_text().strip()
     except OSError:
         return None
+
+
+def governor(cpus: Path = Path("/sys/devices/system/cpu")) -> str | None:
+    """The governor of the CPUs' clocks; where they differ each with how many have it; None where nothing is told."""
+    read = (_read(str(path)) for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_governor"))
+    found = Counter(name for name in read if name)
+    if len(found) < 2:
+        return next(iter(found), None)
+    return ", ".join(f"{name} ({count} CPU{'s' if count > 1 else ''})" for name, count in sorted(found.items()))
 
 
 def cgroup_memory(cgroups: Path = CGROUPS) -> tuple[int, int] | None:
@@ -147,7 +157,7 @@ def read_conditions() -> Conditions:
         os=_os_name(),
         python=platform.python_version(),
         boot_id=boot_id(),
-        governor=_read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        governor=governor(),
         transparent_hugepages=_chosen(_read("/sys/kernel/mm/transparent_hugepage/enabled")),
         clock_source=_read("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         load_average_1m=os.getloadavg()[0],

@@ -20,7 +20,7 @@ import msgspec
 
 from kvtrial.host.keeper import EngineExit, EngineProcess, KeeperSpec, reap_leftover
 from kvtrial.host.loopback import loopback_client
-from kvtrial.host.memory import MemoryWatch
+from kvtrial.host.memory import MemoryWatch, sees_the_kernels_pids
 from kvtrial.host.processes import (
     all_processes,
     is_alive,
@@ -29,7 +29,7 @@ from kvtrial.host.processes import (
     members,
     port_is_taken,
 )
-from kvtrial.host.units import SCRATCH, engine_log, engine_unit, environment, supervision
+from kvtrial.host.units import SCRATCH, engine_log, engine_unit, environment, show, supervision
 from kvtrial.record.cpulist import as_list, cpu_list
 from kvtrial.record.enginelog import diagnose, engine_facts
 from kvtrial.record.exposition import Reading, parse_page, read_page
@@ -41,6 +41,8 @@ from kvtrial.record.record import Fault, Resolved, Supervision
 LOG_TAIL_LINES = 15
 HEALTH_POLL_SECONDS = 0.25
 CONFIG_TIMEOUT_SECONDS = 60.0
+EXIT_STATUS_SECONDS = 3.0
+"""By then the keeper has seen that the engine's own process has ended."""
 LOOPBACK_PREFIXES = ("127.", "::1")
 
 
@@ -94,7 +96,11 @@ class Engine:
         """The engine's identity, once the keeper has started it."""
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
             process = msgspec.json.decode((self.directory / "engine.json").read_bytes(), type=EngineProcess)
-            return process if process.pid else None  # a unit that is being started has none yet
+            if not process.pid:
+                return None  # a unit that is being started has none yet
+            if self.unit:
+                self.memory.follow(process.pid)
+            return process
         return None
 
     def is_up(self) -> bool:
@@ -224,8 +230,11 @@ class Engine:
         known = diagnose(text, self.plan.vllm_version)
         cause, fix = (known.cause, known.fix) if known else (None, None)
         told = self._out_of_memory(known.class_ if known else None)
-        if told.kind in ("kernel_oom_killer", "cgroup_limit"):
+        if told.kind in ("kernel_oom_killer", "cgroup_limit", "killed_for_memory"):
             cause, fix = f"{told.sentence} ({told.evidence})", told.do
+        elif told.kind == "kernel_killed_somebody":
+            cause = " ".join(part for part in (cause, f"{told.sentence} ({told.evidence})") if part)
+            fix = " ".join(part for part in (fix, told.do) if part)
         elif told.kind in ("cuda_at_start", "cuda_in_flight"):
             cause = f"{told.sentence} {cause}"
         lines = [line for line in text.splitlines() if line.strip()]
@@ -241,7 +250,25 @@ class Engine:
 
     def _out_of_memory(self, log_class: str | None) -> OutOfMemory:
         """What memory ran out since the start. A kill by the kernel stands in no engine's log, and its parent errs."""
-        return tell_apart(log_class, self.memory.before, self.memory.now(), self.memory.new_lines())
+        process = self._ended_process()
+        return tell_apart(
+            log_class,
+            self.memory.before,
+            self.memory.now(),
+            self.memory.new_lines(),
+            returncode=process.returncode if process else None,
+            pids={*process.pids, process.pid} if process and sees_the_kernels_pids() else None,
+            unit_killed=bool(self.unit) and show(self.unit, "Result")["Result"] == "oom-kill",
+        )
+
+    def _ended_process(self) -> EngineProcess | None:
+        """The engine's identity; of one that has ended with its exit status, which the keeper sees a moment later."""
+        until = time.monotonic() + EXIT_STATUS_SECONDS
+        while (process := self.process()) is not None and process.returncode is None:
+            if is_alive(process.pid, process.start_ticks) or time.monotonic() > until or self.keeper.poll() is not None:
+                break
+            time.sleep(HEALTH_POLL_SECONDS / 5)
+        return process
 
     def request_stop(self) -> None:
         """Tell the keeper to end the engine; returns at once. Safe in a signal handler."""

@@ -76,13 +76,18 @@ class KeeperSpec(Struct, frozen=True):
 
 
 class EngineProcess(Struct, frozen=True):
-    """Ownership of a running engine: who it is, and its scratch folder or its unit. Written when it starts."""
+    """Ownership of a running engine: who it is, and its scratch folder or its unit. Written when it starts.
+
+    `pids`: of its process tree, all that were ever seen. `returncode`: once its own process has ended, -N for signal N.
+    """
 
     pid: int
     start_ticks: int
     scratch: str
     shared_memory: list[str] = []
     unit: str = ""
+    pids: list[int] = []
+    returncode: int | None = None
 
 
 class EngineExit(Struct, frozen=True):
@@ -354,10 +359,17 @@ def _watch(
     """
     while True:
         available = sampler.sample()
-        if sorted(sampler.shared_memory) != engine.shared_memory:
-            engine = msgspec.structs.replace(engine, shared_memory=sorted(sampler.shared_memory))
+        ended = held.ended()
+        seen = msgspec.structs.replace(
+            engine,
+            shared_memory=sorted(sampler.shared_memory),
+            pids=sorted({*engine.pids, *sampler.pids}),
+            returncode=held.returncode() if ended else None,
+        )
+        if seen != engine:
+            engine = seen
             write_atomically(directory / "engine.json", msgspec.json.encode(engine))
-        if held.ended():
+        if ended:
             return "exited", engine
         if time.monotonic() - started > spec.deadline_seconds:
             return "deadline", engine

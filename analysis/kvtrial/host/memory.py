@@ -2,7 +2,7 @@
 
 import contextlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvtrial.record.oom import MemoryCounters
@@ -13,23 +13,42 @@ KERNEL_LOG_SECONDS = 5.0
 KERNEL_LINES_MAX = 2000
 
 
+INIT_PIDS = "pid:[4026531836]"
+"""The pid namespace that the kernel's log speaks of (PROC_PID_INIT_INO of include/linux/proc_ns.h)."""
+
+
 def memory_counters(pid: int | str = "self") -> MemoryCounters:
-    """Counters of the kernel, and of the cgroup of a process with those above it (v2, or v1's memory controller)."""
-    kills = _value(PROC / "vmstat", "oom_kill")
-    cgroup_kills: list[int] = []
+    """Counters of the kernel, and of the cgroup of a process (v2, or v1's memory controller)."""
+    return _counted(list(_memory_cgroups(pid)))
+
+
+def _counted(folders: Sequence[Path]) -> MemoryCounters:
+    """The kernel's counters, and those of a cgroup; `folders`: its own and those above it, from the inside.
+
+    Kills are those of the innermost that counts any: those above count their other children's as well (v2), or not
+    even their own's (v1). A limit may be that of any of them.
+    """
+    kills: list[int] = []
     hits: list[int] = []
-    for folder in _memory_cgroups(pid):
+    for folder in folders:
         for counter, file, field in (
-            (cgroup_kills, "memory.events", "oom_kill"),
-            (cgroup_kills, "memory.oom_control", "oom_kill"),
+            (kills, "memory.events", "oom_kill"),
+            (kills, "memory.oom_control", "oom_kill"),
             (hits, "memory.events", "max"),
         ):
             if (value := _value(folder / file, field)) is not None:
                 counter.append(value)
         with contextlib.suppress(OSError, ValueError):
             hits.append(int((folder / "memory.failcnt").read_text()))
-    # v2 counts a kill in every cgroup above it as well, so the largest is the whole; v1 counts it once.
-    return MemoryCounters(kills, max(cgroup_kills, default=None), sum(hits) if hits else None)
+    return MemoryCounters(_value(PROC / "vmstat", "oom_kill"), kills[0] if kills else None, sum(hits) if hits else None)
+
+
+def sees_the_kernels_pids() -> bool:
+    """Whether the pids that are seen here are those of the kernel's log: not in a container of its own pids."""
+    try:
+        return str((PROC / "self" / "ns" / "pid").readlink()) == INIT_PIDS
+    except OSError:
+        return False
 
 
 def _memory_cgroups(pid: int | str) -> Iterator[Path]:
@@ -60,8 +79,8 @@ def _value(file: Path, field: str) -> int | None:
     return None
 
 
-def kernel_lines() -> list[str]:
-    """The end of the kernel's log, by dmesg or the journal; nothing where neither may be read."""
+def kernel_lines() -> list[str] | None:
+    """The end of the kernel's log, by dmesg or the journal; None where neither may be read."""
     for command in (
         ["dmesg"],
         ["journalctl", "-k", "-n", str(KERNEL_LINES_MAX), "--no-pager", "-o", "short-monotonic"],
@@ -70,23 +89,43 @@ def kernel_lines() -> list[str]:
             done = subprocess.run(
                 command, capture_output=True, text=True, errors="replace", timeout=KERNEL_LOG_SECONDS, check=True
             )
-            return done.stdout.splitlines()[-KERNEL_LINES_MAX:]
-    return []
+            lines = [line for line in done.stdout.splitlines() if not line.startswith("-- ")]
+            # Who may not read it gets no entries from the journal, and no error.
+            if lines or command[0] == "dmesg":
+                return lines[-KERNEL_LINES_MAX:]
+    return None
 
 
 class MemoryWatch:
     """Remembers what the kernel had counted and said, to tell what is new."""
 
     def __init__(self, pid: int | str = "self") -> None:
-        self._pid = pid
-        self.before = memory_counters(pid)
+        self._folders = list(_memory_cgroups(pid))
+        self._alone = False
+        self.before = _counted(self._folders)
         self._lines = kernel_lines()
 
-    def now(self) -> MemoryCounters:
-        """The counters by now. Of the same cgroup: one that is gone with its process leaves the kernel's own count."""
-        return memory_counters(self._pid)
+    def follow(self, pid: int) -> None:
+        """Watch the cgroup that was made for the engine alone, that of its process, whose count began at 0."""
+        folders = list(_memory_cgroups(pid))
+        if self._alone or not folders or not folders[0].is_dir():
+            return
+        above = _counted(folders[1:]).cgroup_limit_hits or 0
+        self._folders, self._alone = folders, True
+        self.before = MemoryCounters(self.before.kills, 0, above, alone=True)
 
-    def new_lines(self) -> list[str]:
-        """Lines of the kernel's log since then."""
+    def now(self) -> MemoryCounters:
+        """The counters by now. A cgroup that is gone with its unit has none: what those above count is not its own."""
+        found = _counted(self._folders)
+        if not self._alone:
+            return found
+        own = _counted(self._folders[:1]).cgroup_kills
+        return MemoryCounters(found.kills, own, found.cgroup_limit_hits, alone=True)
+
+    def new_lines(self) -> list[str] | None:
+        """Lines of the kernel's log since then; None where it can't be read."""
+        found = kernel_lines()
+        if found is None or self._lines is None:
+            return None
         known = set(self._lines)
-        return [line for line in kernel_lines() if line not in known]
+        return [line for line in found if line not in known]

@@ -126,6 +126,12 @@ def metric_table() -> MetricTable:
     return data("metrics", MetricTable)
 
 
+@cache
+def accumulating_roles() -> tuple[str, ...]:
+    """The roles that only ever rise, in the table's order."""
+    return tuple(role for role, entry in metric_table().values.items() if entry.accumulates)
+
+
 def parse_page(text: str) -> Page:
     """Parse a page of /metrics in the Prometheus text format.
 

@@ -65,12 +65,15 @@ def page_facts(
 
     The caller sees to it that both are of one process; what fell between them would be a negative difference.
     """
-    values: dict[str, Any] = {f"now.{role}": value for role, value in after.items()}
+    values: dict[str, Any] = {"now." + role: value for role, value in after.items()}
     complete = {"now"}
     if before is not None:
-        delta = {role: _minus(value, before.get(role)) for role, value in after.items()}
-        values |= {f"before.{role}": value for role, value in before.items()}
-        values |= {f"delta.{role}": value for role, value in delta.items()}
+        delta = {
+            role: None if value is None or (was := before.get(role)) is None else value - was
+            for role, value in after.items()
+        }
+        values.update([("before." + role, value) for role, value in before.items()])
+        values.update([("delta." + role, value) for role, value in delta.items()])
         values |= {f"derived.{name}": value for name, value in _derived(delta).items()}
         complete |= {"before", "delta", "derived"}
     if seconds is not None:

@@ -6,6 +6,10 @@ from msgspec import Struct
 
 Pattern = Literal["none", "one burst", "continuous", "not seen"]
 OutOf = Literal["KV cache", "sequences", "compute", "nothing yet"]
+TookBy = Literal["queue", "first_token", "queue_or_prompts"]
+"""What took the delay that preemption gave: the engine's queue, the wait for a first token by the client's clock, or
+that in an arm which computes prompts in another way.
+"""
 
 
 class Level(Struct, frozen=True):
@@ -105,9 +109,12 @@ class LevelCost(Struct, frozen=True):
 class ArmLadder(Struct, frozen=True):
     """One arm's ladder: its levels, what it reaches, and for a variant what it buys against the control.
 
-    `gpus`: those that its engines take. `cost_amount` of `cost_unit` is what it takes more of (negative: less).
-    `fewer_preemptions_per_1000_per_unit` is its effect above the onset for one unit. `less_queue_seconds` and its rate:
-    the same of the time that a request queues, on a ladder that can only queue.
+    `gpus`: those that its engines take. `only_queues`: no preemption is predicted at any level. `error_requests`: how
+    far its onset lies outside the predicted one; `error_at_least`: instead of it where the levels do not say where the
+    onset lies, above the last one or between two of them; 0 where it may be as predicted. `fewer_preemptions_low`,
+    `_high`: the interval of the fewer ones, of `less_queue` likewise. `cost_amount` of `cost_unit` is what it takes
+    more of (negative: less). `fewer_preemptions_per_1000_per_unit` is its effect above the onset for one unit.
+    `less_queue_seconds` and its rate: the same of the time that a request queues, on a ladder that can only queue.
     """
 
     arm: str
@@ -125,19 +132,28 @@ class ArmLadder(Struct, frozen=True):
     fewer_preemptions_per_1000_per_unit: float | None = None
     costs: list[LevelCost] = []
     moved: bool | None = None
+    moved_by: TookBy | None = None
     moved_note: str = ""
     changes_work: str = ""
     resources: list[LevelResources] = []
     less_queue_seconds: float | None = None
     less_queue_seconds_per_unit: float | None = None
     gpus: int = 0
+    only_queues: bool = False
+    error_requests: int | None = None
+    error_at_least: int | None = None
+    fewer_preemptions_low: float | None = None
+    fewer_preemptions_high: float | None = None
+    less_queue_low: float | None = None
+    less_queue_high: float | None = None
 
 
 class LadderResult(Struct, frozen=True):
     """The ladder of a host. `levels` and the onsets are the control's.
 
     `onset_predicted`: [low, high], None where none was predicted. `onset_measured`: the lowest level with a preemption
-    in any run; `onset_by_run` of each run by itself. `error_requests`: how far it lies outside the prediction.
+    in any run; `onset_by_run` of each run by itself. `error_requests`: how far it lies outside the prediction,
+    `error_at_least`: how far at least, where the levels do not say where the onset lies.
     `queue_from`: on a ladder that can only queue, the first level with more in flight than run at once.
     """
 
@@ -151,3 +167,4 @@ class LadderResult(Struct, frozen=True):
     regime: list[str]
     arms: list[ArmLadder]
     queue_from: int | None = None
+    error_at_least: int | None = None

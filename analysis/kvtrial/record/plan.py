@@ -210,6 +210,10 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     foreign_cpu_share_max: float | UnsetType = UNSET
 
 
+RESERVED_BLOCKS = 1
+"""Of the KV cache's blocks; the engine keeps it for padding."""
+
+
 class Capacity(Struct, frozen=True, forbid_unknown_fields=True):
     """What the arms were planned to hold. `usable_gpu_blocks` counts without the reserved block."""
 
@@ -220,12 +224,12 @@ class Capacity(Struct, frozen=True, forbid_unknown_fields=True):
     chunk_tokens: dict[str, int]
 
 
-class OnsetPlan(Struct, frozen=True, forbid_unknown_fields=True):
+class OnsetPlan(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Where preemption is predicted to begin, in requests in flight.
 
     `kind` exact: at `low` = `high`, `last_safe` + 1. range: up to `last_safe` any choice of the requests fits, at
-    `high` at the latest every replay of their order has preempted. never: `low` and `high` are None, the mix can only
-    queue, and up to `last_safe` nobody does.
+    `high` at the latest every replay of their order has preempted, or, without `sure_end`, it may lie beyond. never:
+    `low` and `high` are None, the mix can only queue, and up to `last_safe` nobody does.
     """
 
     kind: Literal["exact", "range", "never"]
@@ -233,13 +237,14 @@ class OnsetPlan(Struct, frozen=True, forbid_unknown_fields=True):
     high: int | None
     last_safe: int
     why: str
+    sure_end: bool = True
 
 
 class LadderPlan(Struct, frozen=True, forbid_unknown_fields=True):
     """The levels of a ladder of concurrencies, by phase in their order, and what is predicted for each arm.
 
-    An arm whose KV cache is sized by the engine itself, or that has several engines, has no prediction.
-    `usable_gpu_blocks` by arm, as planned.
+    An arm of several engines has no prediction where that of one is a range. `usable_gpu_blocks` by arm, as planned: an
+    arm whose engine sizes its KV cache itself has none.
     """
 
     levels: dict[str, int]

@@ -4,7 +4,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from kvtrial.record.ladder import LadderResult
+from kvtrial.record.ladder import LadderResult, TookBy
 from kvtrial.record.protocol import EffectScale, Role
 from kvtrial.record.record import Evidence
 
@@ -150,7 +150,8 @@ class BreakEven(Struct, frozen=True):
     """The share of requests that must return to an evicted prefix for the tier to pay: cost / (gain + cost).
 
     It is computed from a return and a miss by themselves; `found` is the one measured by a sweep of shares, if any.
-    `hit` is the phase whose returns were measured: a share holds for prefixes of that phase's length.
+    `hit` is the phase whose returns were measured: a share holds for prefixes of that phase's length, `prefix_tokens`
+    where all of them have one. It is of `arm` against `against`, which need not be the arms of the primary comparison.
     """
 
     hit_share: float | None
@@ -163,6 +164,9 @@ class BreakEven(Struct, frozen=True):
     note: str
     found: FoundBreakEven | None = None
     hit: str = ""
+    arm: str = ""
+    against: str = ""
+    prefix_tokens: int | None = None
 
 
 class TimeBudget(Struct, frozen=True):
@@ -199,10 +203,12 @@ class TierBudget(Struct, frozen=True):
 
 
 class Moved(Struct, frozen=True):
-    """Whether queueing took what preemption gave, an arm against the control, above the onset; seconds per request.
+    """Whether waiting took what preemption gave, an arm against the control, above the onset; seconds per request.
 
-    `given`: less time in stalls between tokens, by the client. `taken`: more time in the queue, by the engine. `net_*`
-    is the interval of taken − given. `moved` None: too few pairs.
+    `given`: less time in stalls between tokens, by the client. `taken`: more time in the queue, by the engine, or,
+    where `by` is not "queue", more time until the first token than alone, by the client. `net_*` is the interval of
+    taken − given. `moved` None: too few pairs, or an arm that computes prompts in another way waits as much longer
+    (`by` "queue_or_prompts").
     """
 
     arm: str
@@ -216,6 +222,7 @@ class Moved(Struct, frozen=True):
     net_high: float | None
     pairs: int
     note: str
+    by: TookBy | None = None
 
 
 class Verdict(Struct, frozen=True):

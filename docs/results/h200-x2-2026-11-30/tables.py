@@ -43,7 +43,9 @@ def times(records: list[Record]) -> None:
 
 def memory(records: list[Record]) -> None:
     """RAM and VRAM at their peaks."""
-    head("run", "RAM used, GiB", "Shmem, GiB", "engine's processes, GiB", "largest of them, GiB", "VRAM of each GPU, GiB")
+    head(
+        "run", "RAM used, GiB", "Shmem, GiB", "engine's processes, GiB", "largest of them, GiB", "VRAM of each GPU, GiB"
+    )
     for record in records:
         seen = record["samples"]
         row(
@@ -57,7 +59,14 @@ def memory(records: list[Record]) -> None:
 
 def phases(records: list[Record]) -> None:
     """Medians of the phases by arm, and what was loaded and stored in them."""
-    head("phase", "arm", "first token, ms: median (least to most of runs)", "tokens from the tier", "bytes loaded", "stored")
+    head(
+        "phase",
+        "arm",
+        "first token, ms: median (least to most of runs)",
+        "tokens from the tier",
+        "bytes loaded",
+        "stored",
+    )
     names = [phase["name"] for phase in records[0]["phases"]]
     for name in names:
         for arm, group in groupby(sorted(records, key=lambda record: record["arm"]), key=lambda record: record["arm"]):
@@ -67,7 +76,9 @@ def phases(records: list[Record]) -> None:
                 sorted({risen(phase, role) for phase in found}, key=lambda value: value or 0)
                 for role in ("prompt_tokens_external", "load_bytes", "store_bytes")
             ]
-            said = [" or ".join("absent" if value is None else f"{value:,.0f}" for value in values) for values in counts]
+            said = [
+                " or ".join("absent" if value is None else f"{value:,.0f}" for value in values) for values in counts
+            ]
             row(name, arm, f"{median(ttft):.1f} ({min(ttft):.1f} to {max(ttft):.1f})", *said)
 
 
@@ -97,7 +108,9 @@ def comparisons(verdict: Record) -> None:
     """Every comparison as the tool has it."""
     head("arm", "phase", "metric", "role", "effect", "interval", "p", "verdict")
     for item in verdict["comparisons"]:
-        digits = [None if item[name] is None else f"{item[name]:.4g}" for name in ("effect", "ci_low", "ci_high", "p_value")]
+        digits = [
+            None if item[name] is None else f"{item[name]:.4g}" for name in ("effect", "ci_low", "ci_high", "p_value")
+        ]
         sign = "×" if item["effect_scale"] == "ratio" else ""
         row(
             item["arm"], item["phase"], item["metric"], item["role"], f"{sign}{digits[0]}", f"{digits[1]} to {digits[2]}",
@@ -119,7 +132,13 @@ def main(folder: Path) -> None:
     verdict = json.loads((folder / "verdict.json").read_text())
     print(verdict["verdict"], verdict["reason"], verdict["recommendation"], sep="\n", end="\n\n")
     tables = [lambda: ladder(verdict)] if verdict.get("ladder") else [lambda: phases(records)]
-    for table in (*tables, lambda: comparisons(verdict), lambda: memory(records), lambda: gates(verdict), lambda: times(records)):
+    for table in (
+        *tables,
+        lambda: comparisons(verdict),
+        lambda: memory(records),
+        lambda: gates(verdict),
+        lambda: times(records),
+    ):
         table()
         print()
 

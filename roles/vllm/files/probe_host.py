@@ -6,12 +6,14 @@ part of the question.
 What changed inside a finished environment is found without reading it: only files whose ctime is after the marker's are
 looked at. One that a RECORD lists is hashed, and is right if it is what one of them says, since packages may share one;
 of the others (a RECORD itself, a file that nobody installed) the mtime decides, since a copied environment has new
-ctimes. Compiled files are left out.
+ctimes. Compiled files are left out. A package that was taken out leaves no file to look at: the packages that are there
+are named, and whoever has the lock compares them with its.
 """
 
 import base64
 import csv
 import ctypes
+import glob
 import hashlib
 import json
 import os
@@ -77,6 +79,22 @@ def listed_files(venv, folder):
     return listed
 
 
+def packages(venv):
+    """What is installed in an environment: {"packages": [name==version, ...], "packages_sha256": of all their files}.
+
+    Commands are left out of the hash: their first line names the folder that they were installed into.
+    """
+    named, digest = [], hashlib.sha256()
+    for info in sorted(glob.glob(os.path.join(glob.escape(venv), "lib", "python3*", "site-packages", "*.dist-info"))):
+        name, _, version = os.path.basename(info)[: -len(".dist-info")].rpartition("-")
+        named.append("%s==%s" % (name, version))
+        digest.update(("%s %s\n" % (name, version)).encode())
+        for row in sorted(csv.reader(read(os.path.join(info, "RECORD")).splitlines())):
+            if len(row) > 1 and row[1] and not row[0].startswith(("..", "/")) and ".dist-info/" not in row[0]:
+                digest.update((" ".join(row) + "\n").encode())
+    return {"packages": sorted(named), "packages_sha256": digest.hexdigest()}
+
+
 def digest_of(path):
     """A file's sha256 as a RECORD writes it."""
     digest = hashlib.sha256()
@@ -135,6 +153,7 @@ def main():
                 or not (os.path.isdir(venv) and os.listdir(venv)),
                 "marker": marker_content(marker) if usable else None,
                 "drift": drift(venv, marker) if usable else {"paths": [], "count": 0},
+                **packages(venv),
             }
         )
     )

@@ -481,6 +481,12 @@ def test_the_users_own_share_is_set_beside(own, says):
     assert found.own_hit_share == own
 
 
+def test_break_even_keeps_its_arms_and_the_length_of_its_prefixes():
+    even = conclude(protocol(), {"h1": honest_records()}, "c1").break_even
+    assert (even.arm, even.against, even.hit) == ("offload", "control", "return")
+    assert even.prefix_tokens == protocol().sizes["prompt_tokens"]
+
+
 def test_break_even_without_values_is_a_note():
     pairs = [
         replace(p, runs={a: with_phase(r, "miss", ttft_median_seconds=None) for a, r in p.runs.items()})

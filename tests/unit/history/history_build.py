@@ -97,7 +97,7 @@ def campaign_on(results: Path, when: str, hosts: tuple[str, ...]) -> Path:
     stamp = when.replace("-", "") + "T010000Z"
     name = f"offload_return-{stamp}"
     directory = results / name
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     plans = [host_plan(host) for host in hosts]
     plan = Plan(schema_version="1.0", protocol=protocol(), seed=1, hosts=plans, estimates={})
     campaign = Campaign(

@@ -16,10 +16,11 @@ from history_build import HOSTS, NIGHTS, campaign_on, night, plant, store_of
 from kvtrial.analysis.campaign import conclude
 from kvtrial.analysis.cli import main
 from kvtrial.analysis.history import ALL_HOSTS
-from kvtrial.analysis.history.changepoints import Nightly, best_split, changed
+from kvtrial.analysis.history.changepoints import Nightly, best_split, changed, told_from
 from kvtrial.analysis.history.command import to_textfile
 from kvtrial.analysis.history.reading import read
 from kvtrial.analysis.history.store import add, files_of, nights_of, rows_of
+from kvtrial.analysis.history.told import remember
 from kvtrial.analysis.verdict import conclude as conclude_verdict
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.protocol import Nights
@@ -89,7 +90,42 @@ def test_three_nights_show_a_large_step_by_its_size(tmp_path, capsys):
     assert all("vllm_lock aaaaaaaaaaaa → bbbbbbbbbbbb that night" in c.sentence for c in found)
     assert main(["history", str(tmp_path)]) == 5
     said = capsys.readouterr().out
-    assert "few nights: shown by size, not by test" in said and "it takes 5 more" in said
+    assert "few nights: shown by size, not by test" in said and "a test takes 5 more" in said
+
+
+def test_what_is_not_told_yet_of_few_nights_is_said(tmp_path, capsys):
+    for nights, said in ((1, "after 1 night nothing is told, however large"), (2, "after 2 nights nothing is told")):
+        store_of(tmp_path / str(nights), nights=nights)
+        assert main(["history", str(tmp_path / str(nights))]) == 0
+        assert said in capsys.readouterr().out
+    store_of(tmp_path / "5", nights=5, noise=0.15)
+    few = read(tmp_path / "5").few_nights
+    assert (few.nights, few.told + few.untold) == (5, read(tmp_path / "5").series) and 0.25 < few.in_half < few.in_all
+    main(["history", str(tmp_path / "5")])
+    said = (
+        f"tonight a rise of {few.in_half:.0%} or more in half of {few.told} series, of {few.in_all:.0%} in all of them"
+    )
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("nights", [3, 4, 5, 7])
+@pytest.mark.parametrize("spread", [0, 0.03, 0.12])
+def test_a_step_on_the_newest_night_is_told_from_the_size_that_is_said(nights, spread):
+    generator = numpy.random.default_rng([nights, int(100 * spread)])
+    as_said = 0
+    for _ in range(30):
+        values = spread * generator.standard_normal((12, nights, 1)) + 0.03 * generator.standard_normal((12, nights, 6))
+        least = dict.fromkeys(range(12), 0.049)
+        step = told_from({n: nightly(values[n]) for n in range(12)}, least)[0]
+        lies = values[0].mean(axis=1)
+        told = []
+        for factor in (0.97, 1.01):
+            stepped = values.copy()
+            stepped[0, -1] += factor * step - (lies[-1] - lies[:-1].mean())
+            told.append(0 in changed({n: nightly(stepped[n]) for n in range(12)}, 0.0, least))
+        as_said += told == [False, True]
+    # Of seven nights that lie far apart another night may split the series better.
+    assert as_said >= 28
 
 
 def quiet_fleets_called(nights, spread, together=1, fleets=200):
@@ -259,7 +295,7 @@ def test_a_large_store_is_read_by_duckdb(tmp_path, monkeypatch):
 def test_nights_that_were_invalid_are_left_out_and_said(tmp_path):
     store_of(tmp_path, plant("g07", night(4), invalid=True), nights=6)
     found = read(tmp_path)
-    assert found.left_out == {"g07": [night(4), night(5)]}
+    assert found.invalid_nights == {"offload_return": {"g07": [night(4), night(5)]}}
     assert not found.changes
 
 
@@ -440,6 +476,56 @@ def test_an_alarm_that_the_webhook_did_not_take_is_told_again(tmp_path, monkeypa
     assert (main(look), main(look)) == (6, 6)
     monkeypatch.setattr("kvtrial.analysis.history.command.post", lambda *_: "")
     assert (main(look), main(look)) == (5, 0)
+
+
+def told_night_by_night(tmp_path, *planted, nights, first, noise=0.01):
+    """Of g07's primary level, night → the changes that are told on it, each night looked at and remembered."""
+    store_of(tmp_path / "all", *planted, nights=nights, noise=noise)
+    store, told = tmp_path / "s", {}
+    for number in range(nights):
+        for path in (tmp_path / "all").rglob(f"night={night(number)}/*.parquet"):
+            (target := store / path.relative_to(tmp_path / "all")).parent.mkdir(parents=True)
+            shutil.copy(path, target)
+        if number >= first:
+            found = read(store)
+            told[night(number)] = [c.night for c in ttft_of(found, "g07") if c.is_new]
+            remember(store, found.changes, found.nights, found.came_back)
+    return {when: changes for when, changes in told.items() if changes}
+
+
+def test_a_second_regression_within_a_week_of_a_told_one_is_told_too(tmp_path):
+    planted = (plant("g07", night(12), control=1.12, driver="580.159"), plant("g07", night(18), control=1.8))
+    told = told_night_by_night(tmp_path, *planted, nights=22, first=11)
+    assert told == {night(12): [night(12)], night(18): [night(18)]}
+
+
+def test_a_change_that_is_rolled_back_and_comes_again_is_told_again(tmp_path):
+    planted = [plant("g07", night(at), control=by) for at, by in ((14, 1.3), (17, 1 / 1.3), (20, 1.3))]
+    told = told_night_by_night(tmp_path, *planted, nights=24, first=13)
+    assert told[night(14)] == [night(14)]
+    [again] = [when for when in told if when > night(19)]
+    assert again <= night(22), told
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.1])
+def test_one_change_is_told_once_whatever_the_nights_after_it_bring(tmp_path, noise):
+    told = told_night_by_night(tmp_path, plant("g07", night(14), control=1.5), nights=22, first=13, noise=noise)
+    assert sum(map(len, told.values())) == 1, told
+
+
+@pytest.mark.parametrize("part", ["host", "protocol"])
+def test_a_first_look_at_a_part_leaves_the_rest_unlooked_at(tmp_path, part):
+    store_of(tmp_path, plant("g07", night(3), control=1.3), nights=20)
+    look = {"host": "g01"} if part == "host" else {"protocol": "another"}
+    found = read(tmp_path, host=look.get("host"))
+    remember(tmp_path, [], found.nights, **look)
+    assert not read(tmp_path).new_alarms, "months ago, and nobody looked at it until now"
+    every = read(tmp_path)
+    remember(tmp_path, every.changes, every.nights)
+    shutil.rmtree(tmp_path / "protocol=offload_return")
+    store_of(tmp_path, plant("g07", night(3), control=1.3), plant("g03", night(4), control=1.3), nights=20)
+    new = {c.host for c in read(tmp_path).new_alarms}
+    assert "g03" in new and "g07" not in new, "everything was looked at by now"
 
 
 def test_what_was_told_and_can_not_be_read_is_a_sentence(tmp_path, capsys):

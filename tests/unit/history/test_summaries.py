@@ -1,16 +1,19 @@
 """Summaries: the verdict from them is the one from the records, and what doesn't fit is refused."""
 
 import hashlib
+import os
 import shutil
 import weakref
 
 import msgspec
+import pandas
 import pytest
 import zstandard
 from history_build import campaign_on, night
 from kvtrial.analysis import summaries
 from kvtrial.analysis.campaign import analyze, conclude, host_plan_digests, read_campaign, read_host_records
 from kvtrial.analysis.cli import main
+from kvtrial.analysis.history.store import add
 from kvtrial.analysis.stages import remember
 from kvtrial.analysis.summaries import Outline, digest_path, read_summary, summarise, verdict_of
 from kvtrial.record.errors import UnusableInput
@@ -72,6 +75,64 @@ def test_a_record_that_is_here_and_was_truncated_is_named_beside_its_summary(cam
         verdict_of(campaign)
 
 
+def test_a_record_that_was_edited_to_the_same_length_and_time_is_named(campaign):
+    list(summarise(campaign))
+    record = campaign / "runs" / "g03" / "p01-1-control" / "record.json"
+    seen = record.stat()
+    record.write_bytes(record.read_bytes().replace(b'"finished":', b'"finishes":', 1))
+    os.utime(record, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    assert record.stat().st_size == seen.st_size
+    with pytest.raises(UnusableInput, match=r"g03/p01-1-control/record\.json does not match its digest"):
+        verdict_of(campaign)
+
+
+def test_a_record_that_looks_as_it_did_is_not_read_again_and_one_that_was_copied_is(campaign, monkeypatch):
+    list(summarise(campaign))
+    read = []
+    monkeypatch.setattr(summaries, "check_digests", lambda run: read.append(run.name))
+    verdict_of(campaign)
+    assert read == []
+    run = campaign / "runs" / "g03" / "p01-1-control"
+    shutil.copytree(run, run.with_name("copy"))
+    shutil.rmtree(run)
+    run.with_name("copy").rename(run)
+    verdict_of(campaign)
+    assert read == ["p01-1-control"]
+
+
+def test_a_night_is_judged_once_for_its_verdict_and_the_history_and_once_for_its_page(campaign, tmp_path, monkeypatch):
+    judged = []
+    whole = summaries.judge_planned
+    monkeypatch.setattr(summaries, "judge_planned", lambda *of, **more: judged.append(of[1]) or whole(*of, **more))
+    conclude(str(campaign), summaries=True)
+    assert judged == ["g01", "g03", "g07"]
+    add(tmp_path / "of-summaries", campaign)
+    assert len(judged) == 3
+    main(["report", str(campaign), "--history", str(tmp_path / "of-summaries")])
+    assert len(judged) == 6
+    shutil.rmtree(campaign / "summaries")
+    add(tmp_path / "of-records", campaign)
+    assert len(judged) == 9
+    for path in (tmp_path / "of-records").rglob("*.parquet"):
+        other = tmp_path / "of-summaries" / path.relative_to(tmp_path / "of-records")
+        pandas.testing.assert_frame_equal(pandas.read_parquet(path), pandas.read_parquet(other))
+
+
+def test_summaries_of_another_release_or_of_other_records_are_not_what_lands_in_the_history(campaign, tmp_path):
+    conclude(str(campaign), summaries=True)
+    told = read_summary(campaign / "summaries" / "g03.json.zst")
+    old = msgspec.structs.replace(told, release="0.0.1", verdict=msgspec.structs.replace(told.verdict, comparisons=[]))
+    packed = zstandard.ZstdCompressor().compress(msgspec.json.encode(old))
+    path = campaign / "summaries" / "g03.json.zst"
+    path.write_bytes(packed)
+    digest_path(path).write_text(f"{hashlib.sha256(packed).hexdigest()}  {path.name}\n")
+    assert add(tmp_path / "store", campaign).hosts == 3
+    record = campaign / "runs" / "g03" / "p01-1-control" / "record.json"
+    record.write_bytes(record.read_bytes()[:-50])
+    with pytest.raises(UnusableInput, match=r"g03/p01-1-control/record\.json does not match its digest"):
+        add(tmp_path / "store", campaign)
+
+
 def test_a_summary_that_was_edited_is_named(campaign):
     _, path, _ = summarise(campaign)
     told = msgspec.json.decode(zstandard.ZstdDecompressor().decompress(path.read_bytes()))
@@ -102,16 +163,15 @@ def test_the_end_of_a_large_campaign_keeps_no_list_of_requests_and_says_the_same
 
     seen: list = []
     whole = conclude(str(campaign))
-    written = {n: (campaign / n).read_bytes() for n in ("verdict.json", "summary.csv", "metrics.prom")}
+    names = ("verdict.json", "summary.csv", "metrics.prom", "report.html", "brief.md")
+    written = {n: (campaign / n).read_bytes() for n in names}
     page = (campaign / "report.html").read_text()
     pairs = len({run.pair for run in read_campaign(campaign).plan.hosts[0].runs if not run.spare})
-    assert pairs > 1 and f"kvtrial_pairs={pairs}" in page and "of single requests" not in page
+    assert pairs > 1 and f"kvtrial_pairs={pairs}" in page and "Every request" in page and "Prompt tokens by" in page
     monkeypatch.setattr(summaries, "WHOLE_BYTES", 0)
     monkeypatch.setattr(summaries, "read_host_records", counted)
     cut = conclude(str(campaign))
     assert {n: (campaign / n).read_bytes() for n in written} == written and cut["answer"] == whole["answer"]
-    page = (campaign / "report.html").read_text()
-    assert f"kvtrial_pairs={pairs}" in page and "are of the first 0 of " in page
     # Of the hosts before only what is left of one may still be there.
     assert alive and max(alive) <= 1
     judged = summaries.judge(campaign)

@@ -3,7 +3,15 @@
 import pytest
 from build import PROTOCOLS
 from kvtrial.analysis.answer import ten_lines
-from kvtrial.analysis.ladder import first_out, level_facts, onset_error, pattern_of, reach, starts_pattern_of
+from kvtrial.analysis.ladder import (
+    first_out,
+    level_facts,
+    onset_error,
+    onset_errors,
+    pattern_of,
+    reach,
+    starts_pattern_of,
+)
 from kvtrial.analysis.ledger import judge_moved, server_ledger
 from kvtrial.analysis.levels import phases_of
 from kvtrial.analysis.plan import for_host
@@ -226,9 +234,10 @@ def test_what_a_change_buys_is_said_per_unit_of_what_it_costs(verdict):
     fewer = next(arm for arm in verdict.ladder.arms if arm.arm == "fewer_seqs")
     assert (fewer.cost_unit, fewer.cost_amount) == ("sequence", -12)
     said = {line.split(" ")[0]: line for line in verdict.ladder.regime if "above the onset" in line}
-    assert "above the onset for 0.000977 more GiB of KV cache (512,000 per GiB of KV cache); " in said["more_kv"]
+    bought = "above the onset (interval 500 to 500) for 0.000977 more GiB of KV cache (512,000 per GiB of KV cache); "
+    assert bought in said["more_kv"]
     # Sequences that it does without cost nothing by the piece.
-    assert "above the onset with 12 fewer sequences; " in said["fewer_seqs"]
+    assert "above the onset (interval 500 to 500) with 12 fewer sequences; " in said["fewer_seqs"]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +248,7 @@ def test_what_a_change_buys_is_said_per_unit_of_what_it_costs(verdict):
         ("token of answer", 128.0, " for 128 fewer tokens of answer (2 per token of answer); "),
         ("replica", 1.0, " for 1 more replica (2 per replica); "),
         ("GPU", 2.0, " for 2 more GPUs (2 per GPU); "),
-        (None, None, " above the onset; "),
+        (None, None, " above the onset (interval 500 to 500); "),
     ],
 )
 def test_what_a_change_takes_is_said_in_grammar(verdict, unit, amount, said):
@@ -529,6 +538,11 @@ def test_another_arm_that_is_better_too_is_named_unless_it_was_compared(verdict)
     assert reason([primary, other]).endswith("; fewer_seqs is BETTER, too, and not compared with it")
     two = [primary, other, replace(other, arm="fp8_kv")]
     assert reason(two).endswith("; fewer_seqs and fp8_kv are BETTER, too, and not compared with it")
+    worked = ladder_protocol(("fewer_seqs", "truncated_answers"))
+    differs = replace(other, arm="truncated_answers", quality="not_compared")
+    assert recommend(worked, "BETTER", "", "gpu", [primary, differs], records).reason.endswith(
+        "; truncated_answers (quality: not compared) is BETTER, too, and not compared with it"
+    )
     for silent in (
         [replace(other, verdict="INCONCLUSIVE")],
         [replace(other, moved=True)],
@@ -575,13 +589,34 @@ def test_arms_that_preempt_as_often_as_the_control_are_still_equivalent():
     assert conclude(ladder_protocol(), {"h1": alike}, "c1").verdict == "EQUIVALENT"
 
 
-def test_an_arm_that_has_no_line_of_its_own_is_named():
-    arms = ("base", "more_kv", "fewer_seqs", "less_reserve", "truncated_answers")
-    found = conclude(ladder_protocol(arms), {"h1": ladder_records(preempting, 6, arms)}, "c1")
+MANY = ("base", "more_kv", "fewer_seqs", "less_reserve", "truncated_answers", "shorter_inputs")
+
+
+def as_declared(arm, level, pair):
+    """truncated_answers and shorter_inputs take the preemptions away, less_reserve has more of them in odd pairs."""
+    if arm == "less_reserve" and level > 4:
+        base = preempting("base", level, pair)
+        return Shape(base.preemptions + 1, base.queue_seconds, base.stall_seconds)
+    return preempting({"truncated_answers": "more_kv", "shorter_inputs": "more_kv"}.get(arm, arm), level, pair)
+
+
+def test_from_the_fourth_arm_on_every_change_keeps_its_figures_and_the_proof_stays():
+    found = conclude(ladder_protocol(MANY), {"h1": ladder_records(as_declared, 6, MANY)}, "c1")
     said = ten_lines(found, "results/c1")
-    assert len(said) <= 10
-    assert all(any(arm in line for line in said) for arm in arms[1:])
-    assert said[-3].startswith("Change: also less_reserve, truncated_answers: see the report")
+    assert len(said) <= 10 and "see the report" not in " ".join(said)
+    changes = "; ".join(line.removeprefix("Changes: ").rstrip(".") for line in said if line.startswith("Changes: "))
+    by_arm = {text.split(" ")[0]: text for text in changes.split("; ")}
+    assert list(by_arm) == list(MANY[1:])
+    assert by_arm["more_kv"] == (
+        "more_kv 500 fewer preemptions per 1,000 (500 to 500) for 0.000977 more GiB of KV cache (512,000 per GiB of KV "
+        "cache)"
+    )
+    assert by_arm["fewer_seqs"].endswith("with 12 fewer sequences, MOVED into the queue")
+    assert by_arm["less_reserve"] == "less_reserve 125 MORE preemptions per 1,000 (125 to 125)"
+    for arm in ("truncated_answers", "shorter_inputs"):
+        assert by_arm[arm].endswith(", quality: not compared")
+    proof = next(line for line in said if line.startswith("Proof: "))
+    assert " gates passed" in proof and "36 of 36 runs valid" in proof
 
 
 def test_an_arm_that_changes_the_work_says_in_the_terminal_that_quality_was_not_compared():
@@ -608,10 +643,61 @@ def test_an_arm_is_shown_beside_its_own_prediction(verdict):
         replace(next(a for a in verdict.ladder.arms if a.arm == "more_kv"), onset_predicted=[9, 9]),
         replace(verdict.ladder.arms[0], onset_measured=None),
     )[0]
-    assert "no preemption on this ladder (predicted 9, control none)" in text
+    assert "no preemption on this ladder (predicted 9, no error up to 7 in flight, control none)" in text
+
+
+def test_an_arms_onset_has_its_error_against_its_own_prediction(verdict):
+    """An engine that gives an arm another pool than planned is seen to, and not called useless alone."""
+    base, more_kv = (next(a for a in verdict.ladder.arms if a.arm == name) for name in ("base", "more_kv"))
+    assert (base.error_requests, base.error_at_least) == (0, None)
+    assert (more_kv.onset_predicted, more_kv.error_requests, more_kv.error_at_least) == ([9, 9], None, 0)
+    small = conclude(
+        ladder_protocol(), {"h1": ladder_records(lambda arm, level, pair: preempting("base", level, pair))}, "c1"
+    )
+    arm = next(a for a in small.ladder.arms if a.arm == "more_kv")
+    assert (arm.onset_measured, arm.error_requests) == (5, -4)
+    assert any("onset 5 (predicted 9, error -4 requests, control 5)" in line for line in small.ladder.regime)
+
+
+def test_where_nobody_was_preempted_the_error_is_said_as_a_bound():
+    found = conclude(ladder_protocol(), {"h1": ladder_records(calm)}, "c1")
+    assert (found.ladder.error_requests, found.ladder.error_at_least) == (None, 3)
+    assert found.ladder.regime[0] == (
+        "No level was preempted up to 7 in flight (predicted 5, error at least +3 requests)."
+    )
+    assert onset_errors(OnsetPlan("range", 5, 12, 4, ""), [1, 4, 7], None) == (None, 0)
+    assert onset_errors(OnsetPlan("never", None, None, 4, ""), [1, 4, 7], None) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("levels", "measured", "errors"),
+    [
+        ([9, 13, 20], 20, (None, 0)),
+        ([9, 18, 19, 20], 20, (1, None)),
+        ([9, 18, 19, 20], 19, (0, None)),
+        ([9, 20, 26], 26, (None, 2)),
+        ([9, 13, 20], 13, (None, -6)),
+        ([9, 13, 20], None, (None, 2)),
+    ],
+    ids=["as predicted or above", "above", "exact", "above at least", "below at least", "above all levels"],
+)
+def test_between_levels_that_are_no_neighbours_an_error_is_a_bound(levels, measured, errors):
+    """Two replicas on two H200, predicted at 19: the ladder had 13 and 20, which show no error."""
+    assert onset_errors(OnsetPlan("exact", 19, 19, 18, ""), levels, measured) == errors
+
+
+def test_that_no_level_shows_an_error_is_said(verdict):
+    base, more_kv = (next(a for a in verdict.ladder.arms if a.arm == name) for name in ("base", "more_kv"))
+    between = replace(more_kv, onset_predicted=[2, 2], onset_measured=3, error_requests=None, error_at_least=0)
+    text = change_sentences(between, base)[0]
+    assert "onset 3 (predicted 2, no error shown with no level from 2 to 2, control 5)" in text
 
 
 def test_a_ladder_of_several_hosts_names_the_one_that_it_is_of():
     hosts = {host: ladder_records() for host in ("h1", "h2", "h3")}
-    line = next(text for text in ten_lines(conclude(ladder_protocol(), hosts, "c1"), "r") if text.startswith("Ladder"))
+    lines = ten_lines(conclude(ladder_protocol(), hosts, "c1"), "r")
+    line = next(text for text in lines if text.startswith("Ladder"))
     assert line.startswith("Ladder of h1, one of 3 hosts: Preemption begins")
+    for what in ("Profiles on h1: ", "Change on h1: more_kv", "Change on h1: fewer_seqs"):
+        assert any(text.startswith(what) for text in lines), what
+    assert any(text.startswith("Proof: ") and " On h1: no connector in 6 runs" in text for text in lines)

@@ -10,6 +10,7 @@ import yaml
 from build import PROTOCOLS
 from kvtrial.analysis.campaign import announcement
 from kvtrial.analysis.inputs import ModelInput, Request, read_request
+from kvtrial.analysis.ladder import onset_error, onset_errors
 from kvtrial.analysis.laddering import answer_seconds, ladder_lines, refuse_arms, with_ladder_comparisons
 from kvtrial.analysis.plan import for_host, make_plan, requested_protocol
 from kvtrial.analysis.protocols import load_protocol, only_arms
@@ -163,6 +164,18 @@ def test_a_size_that_no_request_of_a_mix_depends_on_makes_no_arm(arm):
         planned(protocol=mix, arms=[arm])
     with pytest.raises(UnusableInput, match=r"leave it out \(-e arms=more_kv\)"):
         planned(protocol=mix, arms=[arm, "more_kv"])
+
+
+def test_all_idle_arms_are_named_at_once_and_only_one_that_is_not_idle_is_advised():
+    mix = str(ROOT / "tests" / "bench" / "mixes" / "random_128_64to448.yml")
+    with pytest.raises(UnusableInput) as told:
+        planned(protocol=mix, arms=["shorter_inputs", "truncated_answers", "more_kv"])
+    assert "arms truncated_answers (reserve_tokens=128) and shorter_inputs (prompt_tokens=128) run exactly" in str(
+        told.value
+    )
+    assert "leave them out (-e arms=more_kv)" in str(told.value)
+    with pytest.raises(UnusableInput, match="or choose another arm"):
+        planned(protocol=mix, arms=["shorter_inputs", "truncated_answers"])
 
 
 BATCH = {"engine_args": cpu_host().engine_args | {"max-num-batched-tokens": 4096}}
@@ -690,6 +703,43 @@ def test_a_profile_has_a_name():
 def test_an_arm_that_is_named_twice_is_refused():
     with pytest.raises(UnusableInput, match="arm more_kv is asked for 2 times; name each arm once"):
         only_arms(load_protocol("preemption_ladder", PROTOCOLS), ["more_kv", "fewer_seqs", "more_kv"])
+
+
+def share_planned(facts):
+    host = {"backend": "cuda", "facts": facts}
+    return planned(arms=["more_memory_share"], host=host).hosts[0]
+
+
+def test_a_share_of_the_gpus_memory_is_said_to_be_one_change_by_two_options_and_has_an_onset():
+    """The engine sizes it: no less than the base's, and no more than the share holds were there nothing else in it."""
+    plan = share_planned({"gpus": [{"memory_total_bytes": 2 * 2**20}]})
+    base, onset = plan.ladder.onset["base"], plan.ladder.onset["more_memory_share"]
+    # 0.95 of 2 MiB at 32 x 512 bytes a block: 121 blocks, of which 16 or 17 are a request's.
+    assert (base.low, onset.kind, onset.low, onset.high, onset.sure_end) == (base.low, "range", base.low, 8, True)
+    line = next(line for line in ladder_lines(plan) if "more_memory_share" in line)
+    assert "two options for one change, since the share counts only without it" in line and "at most 121 blocks" in line
+    assert "more_memory_share" not in plan.ladder.usable_gpu_blocks
+
+
+@pytest.mark.parametrize("facts", [{"gpus": [{"memory_total_bytes": 80 * 2**30}]}, {"gpus": [{}]}, {}])
+def test_where_a_share_of_the_gpus_memory_may_hold_all_no_upper_end_is_claimed(facts):
+    onset = share_planned(facts).ladder.onset["more_memory_share"]
+    assert (onset.kind, onset.sure_end) == ("range", False) and onset.why.endswith(", or none")
+    assert onset_error(onset, 10**6) == 0 and onset_errors(onset, [10**6], None) == (None, 0)
+    assert onset_error(onset, onset.low - 1) == -1
+
+
+@pytest.mark.parametrize("facts", [{}, {"ram_total_bytes": 2**45, "ram_available_bytes": 2**45}])
+def test_a_kv_cache_that_all_requests_leave_empty_is_warned_of_with_its_bytes(facts):
+    asked = request(host={"facts": facts, "sizes": {"more_gpu_blocks": 100_000_000}})
+    told = announcement(asked, make_plan(asked, requested_protocol(asked)), None, NO_TRACES)
+    said = (
+        "h1, arm more_kv: warning: its KV cache of 99,999,999 blocks takes 1,525.9 GiB, and the 8 requests that a "
+        "level sends take 128 blocks, were all in flight at once; a smaller one shows the same."
+    )
+    assert said in told and any("1528.4 GiB of RAM" in line for line in told)
+    usual = announcement(request(), planned(), None, NO_TRACES)
+    assert not any("KV cache of" in line for line in usual)
 
 
 def test_the_kv_cache_of_the_largest_arm_counts_as_ram_on_a_cpu_host():

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 from kvtrial.analysis.campaign import read_campaign, read_records
 from kvtrial.analysis.faults import Pair
-from kvtrial.analysis.ladder import moved_of
+from kvtrial.analysis.ladder import moved_of, prompts_alike
 from kvtrial.analysis.ledger import judge_moved
+from kvtrial.analysis.protocols import load_protocol
+from kvtrial.analysis.recommend import recommend
 from kvtrial.analysis.verdict import conclude
-from ladder_build import ladder_protocol, ladder_records
+from ladder_build import PROTOCOLS, ladder_protocol, ladder_records
 from msgspec.structs import replace
 
 CPU = Path(__file__).parents[3] / "docs" / "results" / "cpu-2026-11-30" / "ladder" / "campaign.tar.xz"
@@ -56,7 +58,9 @@ def test_a_queue_that_the_engine_books_as_prefill_is_moved_all_the_same(share):
     verdict = conclude(ladder_protocol(), {"h1": planted}, "c1")
     arm = next(arm for arm in verdict.ladder.arms if arm.arm == "fewer_seqs")
     assert arm.moved is True
-    assert "the two disagree: the engine does not book as queue time what requests wait longer" in arm.moved_note
+    assert arm.moved_by == "first_token"
+    assert arm.moved_note.startswith("MOVED: the wait for the first token took what preemption gave: a request stalls")
+    assert "the engine does not book that as queue time" in arm.moved_note
     counts = [c for c in verdict.comparisons if (c.arm, c.metric) == ("fewer_seqs", "preemptions_per_1000_requests")]
     assert [c.moved for c in counts] == [True]
     gain = next(arm for arm in verdict.ladder.arms if arm.arm == "more_kv")
@@ -68,8 +72,8 @@ def test_the_same_on_the_real_engine(cpu):
     honest = said(records, protocol)
     assert honest.moved is True and "disagree" not in honest.note
     planted = said([booked_as_prefill(run) if run.arm == "fewer_seqs" else run for run in records], protocol)
-    assert planted.taken_seconds_per_request == pytest.approx(0, abs=1e-3)
-    assert planted.moved is True and "the two disagree" in planted.note
+    assert planted.moved is True and planted.by == "first_token"
+    assert "queueing took" not in planted.note
     assert said(records, protocol, "more_kv").moved is False
 
 
@@ -87,3 +91,53 @@ def test_without_a_level_of_one_in_flight_the_engines_queue_decides():
     ]
     found = said(records, ladder_protocol())
     assert found.moved is True and "client" not in found.note
+
+
+GIVEN, NOTHING = ([0.0] * 6, [0.1] * 6), [0.0] * 6
+LATER = ([0.15] * 6, NOTHING)
+
+
+def test_what_the_clients_clock_decides_is_printed_with_its_own_words_and_numbers():
+    found = judge_moved("a", "b", GIVEN, (NOTHING, NOTHING), LATER)
+    assert (found.moved, found.by) == (True, "first_token")
+    assert found.taken_seconds_per_request == found.taken_low == pytest.approx(0.15)
+    assert found.net_low == found.net_high == pytest.approx(0.05)
+    assert found.note == (
+        "MOVED: the wait for the first token took what preemption gave: a request stalls 0.1 s less and waits 0.15 s "
+        "longer for its first token, beyond what one alone does (sum +0.05 s, interval +0.05 to +0.05), by the "
+        "client's clock; the engine does not book that as queue time, by which it queues 0 s longer (sum -0.1 s, "
+        "interval -0.1 to -0.1)"
+    )
+    both = judge_moved("a", "b", GIVEN, LATER, LATER)
+    assert both.by == "queue" and both.note.startswith("MOVED: queueing took what preemption gave")
+
+
+def test_a_later_first_token_of_an_arm_that_computes_prompts_otherwise_is_not_called_queueing():
+    found = judge_moved("a", "b", GIVEN, (NOTHING, NOTHING), LATER, prompts_alike=False)
+    assert (found.moved, found.by) == (None, "queue_or_prompts")
+    assert "MOVED" not in found.note and "nobody can say whether requests queue or their prompts take longer" in (
+        found.note
+    )
+    # What the engine itself books as queue time is queueing in any arm.
+    assert judge_moved("a", "b", GIVEN, LATER, LATER, prompts_alike=False).by == "queue"
+
+
+@pytest.mark.parametrize(
+    ("arm", "alike"),
+    [("more_kv", True), ("fewer_seqs", True), ("second_replica", True), ("smaller_batch", False),
+     ("offload_all", False), ("kv_offloading_size", False), ("fp8_kv", False), ("tensor_parallel", False),
+     ("smaller_model", False), ("shorter_inputs", False)],
+)  # fmt: skip
+def test_which_arms_compute_prompts_as_the_base_does(arm, alike):
+    assert prompts_alike(load_protocol("preemption_ladder", PROTOCOLS), arm) is alike
+
+
+@pytest.mark.parametrize(
+    ("by", "said"), [("queue", "queue for as long"), ("first_token", "by the client's clock"),
+                     ("queue_or_prompts", "for how it computes prompts")],
+)  # fmt: skip
+def test_what_took_the_delay_is_why_an_arm_is_not_recommended(by, said):
+    verdict = conclude(ladder_protocol(), {"h1": ladder_records()}, "c1")
+    primary = verdict.comparisons[0]
+    advice = recommend(ladder_protocol(), "BETTER", "", "gpu", [primary], [], took={primary.arm: by})
+    assert advice.action == f"do not adopt {primary.arm}" and said in advice.reason

@@ -64,7 +64,9 @@ def judged(protocol, words, against_largest="EQUIVALENT", low=0.97, idle=(), bro
                 result = replace(result, verdict=words[declared.arm], effect=0.2, ci_low=0.18, ci_high=0.22)
             else:
                 result = replace(result, verdict=against_largest, effect=1.0, ci_low=low, ci_high=1.04)
-        if broken == "misses" and (declared.arm, declared.phase) == ("tier_2x", "miss"):
+        slow = {"misses": ("tier_2x", "off", "miss"), "throughput": ("tier_2x", "off", "return")}.get(broken)
+        is_miss_or_rate = declared.phase == "miss" or "throughput" in declared.metric
+        if is_miss_or_rate and slow == (declared.arm, declared.against, declared.phase):
             result = replace(result, verdict="WORSE")
         comparisons.append(result)
     return tier_budget(protocol, [Pair(1, pair)], comparisons)
@@ -127,13 +129,28 @@ def test_a_tier_that_is_not_told_apart_from_the_largest_is_no_budget_yet(protoco
     assert "buys nothing more" not in budget.advice and "shrink it to that" not in budget.advice
 
 
-@pytest.mark.parametrize("fault", ["answers", "loads", "misses"])
+FAULTS = {
+    "answers": "its answers differ", "loads": "it loaded nothing in a run", "misses": "its misses are slower",
+    "throughput": "its throughput is lower",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_smaller_tier_is_held_against_what_the_largest_is_held_against(protocol, fault):
     assert judged(protocol, SOME_PAY).budget_bytes == 2 * 192 * 32 * 4096
-    assert judged(protocol, SOME_PAY, broken=fault).budget_bytes == 4 * 192 * 32 * 4096
+    budget = judged(protocol, SOME_PAY, broken=fault)
+    assert budget.budget_bytes == 4 * 192 * 32 * 4096
+    assert f"; tier_2x would pay, but {FAULTS[fault]}: it is left out" in budget.advice
+    assert "tier_2x is not shown to pay as much" not in budget.advice
 
 
-@pytest.mark.parametrize("fault", ["answers", "loads", "misses"])
+@pytest.mark.parametrize("against", ["tier_1_2x", "tier_2x", "tier_4x"])
+def test_throughput_of_every_tier_that_may_be_chosen_is_compared(protocol, against):
+    found = [c for c in protocol.comparisons if c.arm == against and c.metric == "output_throughput_tokens_per_second"]
+    assert [(c.against, c.phase) for c in found] == [("off", "return")]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("largest", ["INCONCLUSIVE", "WORSE"])
 def test_also_the_largest_tier_that_pays_is_held_to_it_where_it_is_not_the_primarys(protocol, fault, largest):
     words = {"tier_4x": largest, "tier_2x": "BETTER", "tier_1_2x": "INCONCLUSIVE"}

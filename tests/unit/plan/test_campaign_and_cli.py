@@ -479,7 +479,7 @@ def test_a_page_links_the_records_and_names_them_as_they_lie_there(tmp_path):
     content = (packed / "record.json").read_bytes()
     (packed / "record.json.zst").write_bytes(zstandard.compress(content))
     (packed / "record.json").unlink()
-    campaign.write_outputs(directory, campaign.analyze(directory))
+    campaign.write_outputs(directory)
     links = re.findall(r'href="\./(runs/[^"]*)"', (directory / "report.html").read_text())
     assert len(links) == 12
     assert all((directory / link).is_file() for link in links)

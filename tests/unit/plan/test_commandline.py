@@ -94,5 +94,6 @@ def test_a_campaign_outside_a_project_is_named_whole(tmp_path: Path, monkeypatch
 
 def test_a_campaign_in_an_archive_is_unpacked_first(tmp_path: Path) -> None:
     (tmp_path / "experiment.yml").touch()
-    said = commands_of(tmp_path / "results" / "c1", bare_campaign(), [], "en", [], Archive("docs/c1.tar.xz", 2))
-    assert said["unpack"] == "mkdir -p results/c1 && tar -xJf docs/c1.tar.xz -C results/c1 --strip-components=2"
+    said = commands_of(tmp_path / "results" / "c1", bare_campaign(), [], "en", [], Archive("docs/c1.tar.xz", "a/b c"))
+    unpack = "mkdir -p results/c1 && tar -xJf docs/c1.tar.xz -C results/c1 --strip-components=2 'a/b c'"
+    assert said["unpack"] == unpack

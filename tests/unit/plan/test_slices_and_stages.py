@@ -108,7 +108,10 @@ def test_a_part_that_stopped_at_its_canary_is_refused(tmp_path, capsys):
     for parts in ([good, bad], [bad]):
         assert main(["merge", *map(str, parts), "--into", str(tmp_path / "both")]) == 2
         said = capsys.readouterr().err
-        assert f"{bad} stopped after 1 of 2 hosts, 1 of them INVALID" in said and "run that part anew" in said
+        assert (
+            f"{bad} stopped after 1 of 2 hosts, 1 of them INVALID" in said
+            and "run that part anew: of the fleet the other parts" in said
+        )
     assert not (tmp_path / "both").exists()
 
 
@@ -185,7 +188,7 @@ def test_a_canary_whose_engine_crashed_in_every_run_stops(tmp_path):
         write_run(path.parent, faulted(record, "engine", "engine_died"))
     answer = campaign.next_stage(str(directory), ["h2", "h3"])
     assert not answer["go"]
-    assert answer["reason"].startswith("stopped after 1 of 3 hosts, none of which has a valid pair (h1: ")
+    assert answer["reason"].startswith("stopped after 1 of 3 hosts, 1 of them without a valid pair (h1: ")
     assert campaign.conclude(str(directory))["verdict"] == "INVALID"
 
 
@@ -205,12 +208,55 @@ def test_a_single_invalid_host_stops_the_canaries_and_a_fifth_the_later_stages()
     good = verdict.hosts[0]
     bad = msgspec.structs.replace(good, verdict="INVALID", reason="x")
 
-    def stopped(good_hosts, bad_hosts, planned):
-        hosts = [good] * good_hosts + [bad] * bad_hosts
-        return bool(stages.stop_sentence(msgspec.structs.replace(verdict, hosts=hosts), planned))
+    empty = msgspec.structs.replace(good, runs=msgspec.structs.replace(good.runs, valid=0))
+
+    def stopped(good_hosts, bad_hosts, planned, crashed=0, lost=0):
+        hosts = [good] * good_hosts + [bad] * bad_hosts + [empty] * crashed
+        return bool(stages.stop_sentence(hosts, planned, ["x"] * lost))
 
     assert stopped(9, 1, 100) and stopped(100, 1, 1000) and not stopped(100, 0, 1000)
     assert stopped(9, 2, 100) and not stopped(40, 10, 100) and stopped(40, 11, 100)
+    # Nine of ten that were lost, or whose engine crashed in every run, are no canary that lives; one of ten is a host.
+    assert stopped(1, 0, 100, lost=9) and stopped(1, 0, 100, crashed=9) and stopped(7, 0, 100, crashed=2, lost=1)
+    assert not stopped(9, 0, 100, lost=1) and not stopped(9, 0, 100, crashed=1) and stopped(0, 0, 100, lost=1)
+
+
+def test_a_canary_that_is_lost_on_most_hosts_stops(tmp_path):
+    directory = run_by(tmp_path, "lost", ["h1", "h2", "h3", "h4"])
+    for host in ("h2", "h3"):
+        shutil.rmtree(directory / "runs" / host)
+        (directory / "hosts" / f"{host}.json").unlink()
+    assert campaign.next_stage(str(directory), ["h4"])["go"], "they may still be at work"
+    # Ended and let go, as h1, or given up, as the two that nothing came of.
+    answer = campaign.next_stage(str(directory), ["h4"], ["h1", "h2", "h3", "elsewhere"])
+    assert answer["reason"].startswith("stopped after 3 of 4 hosts, 2 of them lost (h2); the others were not started")
+    assert campaign.conclude(str(directory))["verdict"] == "INVALID"
+
+
+def test_what_a_stopped_campaign_says_can_not_be_damaged_away(tmp_path, capsys):
+    bad = run_by(tmp_path, "b", ["h3", "h4"], broken=["h3"])
+    assert not campaign.next_stage(str(bad), ["h4"])["go"]
+    (bad / "stopped.json").write_text('{"reason": ')
+    for command in (["analyze", str(bad)], ["merge", str(bad), "--into", str(tmp_path / "x")]):
+        assert main(command) == 2
+        assert "stopped.json can't be read" in (said := capsys.readouterr().err) and said.count("\n") == 1
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(("was", "now", "goes_on"), [(60, 80, True), (300, 60, True), (60, 300, False)])
+def test_a_campaign_goes_on_where_another_host_or_pause_changed_how_long_a_controller_may_be_silent(
+    tmp_path, was, now, goes_on
+):
+    def asked(seconds):
+        return {**request(if_controller_gone="stop", visited_every_seconds=seconds), "results_dir": str(tmp_path)}
+
+    first = campaign.prepare(asked(was))
+    if goes_on:
+        again = campaign.prepare(asked(now))
+        assert (again["campaign"], again["plan_sha256"]) == (first["campaign"], first["plan_sha256"])
+    else:
+        with pytest.raises(UnusableInput, match=r"controller_gone_seconds: was 180.0, now 900.0"):
+            campaign.prepare(asked(now))
 
 
 def test_the_first_stage_has_nothing_to_look_at(tmp_path):

@@ -10,15 +10,18 @@ import yaml
 from kvtrial.analysis.check_connector import KeyTable
 from kvtrial.analysis.check_host import CudaTable
 from kvtrial.analysis.launch_arm import ModelTable
+from kvtrial.record.admission import AdmissionTable, admission
 from kvtrial.record.enginelog import CauseTable, FactTable
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.exposition import MetricTable
 from kvtrial.record.hazards import HazardTable, Watch
 from kvtrial.record.launchfacts import ConsequenceTable
 from kvtrial.record.options import OptionTable
+from kvtrial.record.serveoptions import serve_options
 from kvtrial.record.versions import cuda_of_local_version, data, minor, outside_read_range, release, within
 
 TABLES = {
+    "admission": AdmissionTable,
     "metrics": MetricTable,
     "hazards": HazardTable,
     "connector_keys": KeyTable,
@@ -157,3 +160,10 @@ def test_what_was_not_read_is_said():
     assert minor("0.26.3") == "0.26"
     assert cuda_of_local_version("0.26.0+cu129") == "12.9"
     assert cuda_of_local_version("0.26.0") is None
+
+
+def test_every_option_that_no_prediction_knows_is_one_of_vllms():
+    """One that is misspelled would be passed over in a launch."""
+    options = serve_options().options
+    names = {name.removeprefix("no-") if name not in options else name for name in admission().unpredicted}
+    assert names <= options.keys(), names - options.keys()

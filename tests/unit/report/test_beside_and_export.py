@@ -6,15 +6,19 @@ import msgspec
 import pandas as pd
 import pytest
 import report_builder as build
+from kvtrial.analysis import beside
 from kvtrial.analysis import campaign as campaigns
 from kvtrial.analysis.beside import NOT_INTERLEAVED, lines, put_beside
+from kvtrial.analysis.campaign import Campaign
 from kvtrial.analysis.export import command, export_campaign, write_summary
 from kvtrial.analysis.report.conditions import gpus_text
+from kvtrial.analysis.summaries import Judged
 from kvtrial.analysis.summary import to_frame
 from kvtrial.analysis.textfile import to_openmetrics
 from kvtrial.record.errors import UnusableInput
+from kvtrial.record.plan import Plan
 from kvtrial.record.store import write_atomically
-from kvtrial.record.verdict import Recommendation, Verdict
+from kvtrial.record.verdict import FoundBreakEven, Recommendation, Verdict
 from ladder_builder import ladder_verdict
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -60,7 +64,7 @@ def test_what_decides_stands_beside_each_other_under_other_names_too() -> None:
     row = next(line for line in text.splitlines() if line.startswith("deciding first token"))
     assert "x0.151" in row
     assert "x0.99" in row
-    assert "intervals apart" in row
+    assert "intervals" not in row  # other treatments: how far their effects lie apart tells of neither
     assert "deciding" not in "\n".join(lines(put_beside(build.verdict(), build.verdict())))
 
 
@@ -123,7 +127,7 @@ def test_guards_of_one_metric_stand_beside_each_other_and_what_has_no_match_is_c
     text = "\n".join(lines(put_beside(build.verdict(), other_arms())))
     assert "guard first token: miss, offload/control beside miss, tier/control" in text
     assert not any(line.endswith(" –") for line in text.splitlines())
-    assert "25 comparisons stand in one of the two alone and are left out here" in text
+    assert "15 comparisons stand in one of the two alone and are left out here" in text
 
 
 def test_a_pin_that_differs_is_shown_from_its_difference_on() -> None:
@@ -151,7 +155,7 @@ def test_sizes_machines_and_answers_are_compared() -> None:
 
 def test_the_ladders_onset_is_compared() -> None:
     row = next(line for line in lines(put_beside(ladder_verdict(), build.verdict())) if line.startswith("onset"))
-    assert row.split() == ["onset", "of", "preemption", "5", "–", "differs"]
+    assert row.split() == ["onset", "of", "preemption", "5", "–"]
 
 
 def test_tables_of_two_campaigns_are_read_together_though_one_measured_less(tmp_path: Path) -> None:
@@ -175,7 +179,8 @@ def test_tables_of_two_campaigns_are_read_together_though_one_measured_less(tmp_
 
 def test_the_textfile_has_break_even_delta_pairs_and_p() -> None:
     text = to_openmetrics(build.verdict())
-    assert 'kvtrial_break_even_hit_share{host="all",how="computed",protocol="offload_return"} 0.083' in text
+    labels = 'against="",arm="",host="all",how="computed",prefix_tokens="",protocol="offload_return"'
+    assert f"kvtrial_break_even_hit_share{{{labels}}} 0.083" in text
     primary = [line for line in text.splitlines() if 'host="all"' in line and 'role="primary"' in line]
     found = {line.split("{")[0]: float(line.split()[-1]) for line in primary}
     assert found["kvtrial_delta_ttft_seconds"] == -0.2004
@@ -190,3 +195,103 @@ def test_a_folder_that_is_not_there_is_named_with_the_file_that_was_asked_for(tm
         write_atomically(target, b"x")
     said = campaigns.disk_sentence(refused.value)
     assert said == f"{target} can't be written: there is no folder {target.parent}; make it, or name another."
+
+
+# --------------------------------------------------------------------------------------------------------- of whom
+
+
+def with_even(campaign: str, **changes: object) -> Verdict:
+    even = build.verdict().break_even
+    assert even is not None
+    known = {"arm": "offload", "against": "control"}
+    return build.verdict(campaign=campaign, break_even=msgspec.structs.replace(even, **(known | changes)))
+
+
+def row_of(a: Verdict, b: Verdict, begins: str) -> str:
+    return next(line for line in lines(put_beside(a, b)) if line.startswith(begins))
+
+
+def test_break_evens_whose_intervals_meet_are_not_called_different() -> None:
+    mine = with_even("a", hit_share=0.066, ci_low=0.039, ci_high=0.11)
+    theirs = with_even("b", hit_share=0.054, ci_low=0.019, ci_high=0.085)
+    row = row_of(mine, theirs, "break-even hit share, offload/control")
+    assert row.endswith("intervals meet")
+    assert "computed 6.6 % (3.9 % to 11 %)" in row
+    far = with_even("b", hit_share=0.4, ci_low=0.3, ci_high=0.5)
+    assert row_of(mine, far, "break-even").endswith("intervals apart")
+    other = with_even("b", hit_share=0.4, ci_low=0.3, ci_high=0.5, arm="tier_2x", prefix_tokens=528)
+    row = row_of(mine, other, "break-even hit share  ")
+    assert "tier_2x/control, 528 tokens: computed 40 %" in row
+    assert "intervals" not in row
+
+
+def test_what_a_sweep_did_not_find_is_not_made_up_from_what_was_computed() -> None:
+    found = FoundBreakEven("above", 0.45, 0.0, 1.0, 0.97, 6, 0.02, 0.03, [], None, None, None, "not located")
+    swept = with_even("a", found=found)
+    row = row_of(swept, with_even("b"), "break-even")
+    assert "not told by the sweep" in row
+    assert row.count("8.3 %") == 1
+    told = with_even("a", found=msgspec.structs.replace(found, ci_low=0.3, ci_high=0.6))
+    row = row_of(told, with_even("b"), "break-even")
+    assert "found 45 % (30 % to 60 %)" in row
+    assert not row.endswith(("apart", "meet", "differs"))  # found and computed are not one measure
+
+
+def test_a_delta_names_its_arms_and_phase_and_is_judged_by_no_word() -> None:
+    other = build.verdict(campaign="b", comparisons=build.comparisons(arm="default_layout", delta_ttft_seconds=0.003))
+    row = row_of(build.verdict(), other, "delta_ttft_seconds")
+    assert "return, offload/control: -0.200" in row
+    assert row.endswith("return, default_layout/control: +0.003")
+    assert row_of(build.verdict(), with_even("b"), "delta_ttft_seconds, return, offload/control").endswith("-0.200")
+
+
+def test_what_decides_is_shown_however_little_two_campaigns_have_in_common() -> None:
+    more = [build.side(f"phase{n}", "ttft_median_seconds", 1.0, 0.9, 1.1, role="secondary") for n in range(9)]
+    ladder = build.comparison(arm="more_kv", against="base", phase="above_onset", unit="preemptions per 1,000 requests",
+                              metric="preemptions_per_1000_requests", effect_scale="difference", effect=-250.0,
+                              ci_low=-300.0, ci_high=-200.0)  # fmt: skip
+    text = "\n".join(lines(put_beside(build.verdict(), build.verdict(campaign="b", comparisons=[ladder, *more]))))
+    assert "above_onset preemptions, more_kv/base" in text
+    assert "return first token, offload/control" in text
+    assert "left out here" in text
+
+
+def test_the_onsets_of_runs_say_whether_they_meet() -> None:
+    verdict = ladder_verdict()
+    assert verdict.ladder is not None
+    later = msgspec.structs.replace(verdict.ladder, onset_measured=9, onset_by_run=[9, 9, 10])
+    same = msgspec.structs.replace(verdict.ladder, onset_measured=6, onset_by_run=[5, 6, 7])
+    for ladder, said in ((later, "runs' onsets apart"), (same, "runs' onsets meet")):
+        assert row_of(verdict, msgspec.structs.replace(verdict, ladder=ladder), "onset").endswith(said)
+
+
+def test_a_size_that_one_of_two_has_is_left_out_of_other_protocols_alone() -> None:
+    mine, theirs = {"size targets": "8", "prices": "none", "pairs": "6"}, {"prices": "{}", "pairs": "8"}
+    same = "\n".join(lines(put_beside(build.verdict(), build.verdict(campaign="b"), mine, theirs)))
+    assert "size targets" in same
+    assert "Note: what was asked for differs (size targets, prices, pairs)." in same
+    other = "\n".join(lines(put_beside(build.verdict(), build.verdict(protocol="aa_noise"), mine, theirs)))
+    assert "size targets" not in other
+    assert "what was asked for differs (prices, pairs)" in other
+
+
+def test_a_size_within_what_was_declared_is_not_called_equivalent() -> None:
+    row = row_of(build.verdict(), build.verdict(campaign="b"), "run peak RAM")
+    assert row.count("within the declared size") == 2
+    assert "EQUIVALENT" not in row
+
+
+def test_the_records_of_a_campaign_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def judged(directory: Path) -> Judged:
+        seen.append(directory)
+        plan = Plan("1.0", build.protocol(), 1, [], {})
+        campaign = Campaign("1.0", "c", plan, "", {}, {}, None)
+        return Judged(campaign, build.verdict(campaign=str(directory)), {"localhost": build.records()})
+
+    monkeypatch.setattr(beside, "judge", judged)
+    found = beside.compare_campaigns(Path("a"), Path("b"))
+    assert seen == [Path("a"), Path("b")]
+    assert (found.a.campaign, found.b.campaign) == ("a", "b")
+    assert found.conditions == []

@@ -61,7 +61,7 @@ def test_worse_is_said_as_later() -> None:
 def test_equivalent_names_the_margin() -> None:
     items = build.comparisons(effect=1.004, ci_low=0.98, ci_high=1.03, verdict="EQUIVALENT")
     lines = answer.ten_lines(build.verdict(verdict="EQUIVALENT", comparisons=items), ".")
-    assert lines[0].startswith("EQUIVALENT: Offload and control are the same within 5 %")
+    assert lines[0].startswith("EQUIVALENT: offload and control are the same within 5 %")
 
 
 def test_inconclusive_begins_with_its_cause_and_claims_no_direction() -> None:

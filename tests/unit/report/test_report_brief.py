@@ -16,9 +16,9 @@ def brief(verdict: Verdict, language: str = "en") -> str:
 
 def test_the_brief_names_the_regime_by_profile_and_where_preemptions_are_rare() -> None:
     said = ladder_brief()
-    assert "**Where preemptions are rare**: Up to 4 requests in flight there are none; they begin at 5" in said
-    assert "**Profile interactive**: up to" in said
-    assert "**Profile batch**: up to" in said
+    assert "**Where preemptions are rare**: None up to 4 in flight; from 5 on, " in said
+    assert "| In flight: interactive | batch |" in said
+    assert "| base | control | – | 4 | 4 |" in said
 
 
 def test_stability_and_service_are_said_apart() -> None:
@@ -28,18 +28,18 @@ def test_stability_and_service_are_said_apart() -> None:
     assert "0 failed" in process
     assert "the server lived" in process
     service = next(line for line in said.splitlines() if "Quality of service" in line)
-    assert "preemptions per 1,000 requests" in service
+    assert "preempted per 1,000" in service
 
 
 def test_ways_to_more_capacity_stand_in_the_users_prices() -> None:
     priced, plain = ladder_brief(PRICES), ladder_brief()
-    assert "EUR/h" in priced
-    assert re.search(r"EUR per million tokens; \w+: ", priced)
+    assert "| EUR/hour · per million tokens: interactive | batch |" in priced
+    assert re.search(r"\| base \|.* \| [\d.]+ · [\d.]+ \| [\d.]+ · [\d.]+ \| – \|", priced)
     assert "EUR" not in plain
-    assert "With your prices" in plain
-    assert "Not tried in this campaign:" in plain
+    assert "Prices (none given)" in plain
+    assert "Not tried: " in plain
     assert "MOVED" in plain
-    assert re.search(r"\| more\\_kv: .*\| memory \|", plain)
+    assert "| more\\_kv | memory: +" in plain
 
 
 def test_what_was_not_measured_is_listed() -> None:
@@ -47,9 +47,9 @@ def test_what_was_not_measured_is_listed() -> None:
     assert "Times on a GPU" in said
     assert "Where preemption begins" in said
     assert "Your production traffic" in said
-    assert "Money" not in said
-    assert "Money" in ladder_brief()
-    assert "Money" not in ladder_brief(PRICES)
+    assert "Prices (none given)" not in said
+    assert "Prices (none given)" in ladder_brief()
+    assert "Prices (none given)" not in ladder_brief(PRICES)
 
 
 @pytest.mark.parametrize("language", ["en", "ru"])
@@ -160,8 +160,9 @@ def test_a_length_has_its_words() -> None:
 
 
 def test_a_profile_says_what_it_asks() -> None:
-    assert "95 % get their first token within" in ladder_brief()
-    assert "at most 0 preempted per 1,000" in ladder_brief()
+    said = ladder_brief()
+    assert "| Profile | Asks at most: preempted per 1,000; first token; end of 95 % |" in said
+    assert re.search(r"\| interactive \| 0; [\d.]+ s; [\d.]+ s \|", said)
 
 
 def test_a_break_even_that_is_no_number_is_named_as_not_measured() -> None:

@@ -1,12 +1,14 @@
 """What whoever decides reads in figures and in the brief is what the verdict rests on."""
 
 import math
+import re
 from collections.abc import Sequence
 
 import msgspec
 import pytest
 import report_builder as build
 from kvtrial.analysis import answer
+from kvtrial.analysis.firsttokens import POINTS_MAX, FirstTokens, first_tokens_of
 from kvtrial.analysis.lengths import Crossing, LengthFit
 from kvtrial.analysis.report import build_brief, figures, preemption, top
 from kvtrial.analysis.report.comparisons import pairs_plot
@@ -134,7 +136,7 @@ def test_the_brief_says_from_which_length_on_it_pays() -> None:
     own = LengthFit("1.0", build.verdict().campaign, "p", "h1", "m", "BETTER", "offload", "control", [1000, 4000], rows,
                     [[1.0, 1.0]] * 2, [], at, at)  # fmt: skip
     said = brief(build.verdict(), fits=[own, msgspec.structs.replace(own, campaign="another", model="other")])
-    assert "**From which prefix length on**: a return is sooner from 2,000 tokens on (97 % interval 1,500 to" in said
+    assert "**From which prefix length on**: sooner from 2,000 tokens on (97 % interval 1,500 to" in said
     unsure = msgspec.structs.replace(own, by_interpolation=msgspec.structs.replace(at, low=0.0, high=math.inf))
     assert "**From which prefix length on**: not shown for any length (97 % interval under 1,000 to none)." in brief(
         build.verdict(), fits=[unsure]
@@ -178,10 +180,8 @@ def ladder_section(verdict: Verdict, words: Words = EN) -> preemption.Section:
 def test_a_ladders_brief_names_what_is_worse_with_each_change() -> None:
     said = ladder_said(ladder_verdict())
     service = next(line for line in said.splitlines() if "Quality of service" in line)
-    assert "Shown to be worse than with base: fewer\\_seqs: above the onset last token ×1.07" in service
-    assert "first token ×8.84 (8.78 to 8.91)" in service
-    assert "and 2 more" in service
-    assert "Показано, что хуже, чем с base: fewer" in ladder_said(ladder_verdict(), "ru")
+    assert "Worse than base above the onset: fewer\\_seqs last token ×1.07, throughput ×0.937, and 3 more." in service
+    assert "Хуже, чем с base, выше порога вытеснений: fewer" in ladder_said(ladder_verdict(), "ru")
 
 
 def test_the_arm_to_adopt_and_what_a_request_costs_with_it_come_first() -> None:
@@ -192,22 +192,23 @@ def test_the_arm_to_adopt_and_what_a_request_costs_with_it_come_first() -> None:
         ladder_verdict(), comparisons=[*ladder_verdict().comparisons, costs], recommendation=advice
     )
     said = ladder_said(verdict)
-    assert "than with base: more\\_kv: above the onset GPU-seconds of a request ×1.68 (1.6 to 1.7). fewer" in said
+    assert "than base above the onset: more\\_kv GPU-seconds of a request ×1.68; fewer\\_seqs " in said
 
 
 def test_gpu_seconds_of_each_way_stand_in_its_table() -> None:
-    assert "GPU-seconds a request at" not in ladder_said(ladder_verdict())
+    assert "GPU-seconds/request at" not in ladder_said(ladder_verdict())
     arm = next(arm for arm in ladder_verdict().ladder.arms if arm.arm == "more_kv")  # type: ignore[union-attr]
     levels = [msgspec.structs.replace(level, gpu_seconds_per_request=0.31) for level in arm.levels]
     said = ladder_said(changed_ladder("more_kv", levels=levels))
-    assert "GPU-seconds a request at 7 in flight" in said
+    assert "GPU-seconds/request at 7" in said
     assert "| 0.31 |" in said
 
 
 def test_the_highest_level_tried_is_no_highest_load_borne() -> None:
     said = ladder_said(ladder_verdict())
-    assert said.count("at least 7 (highest tried)") == 4
-    assert "**Profile batch**: up to 4 in flight" in said
+    assert said.count("| ≥ 7 ") == 4
+    assert "≥: highest tried." in said
+    assert "| base | control | – | 4 | 4 |" in said
     section = ladder_section(ladder_verdict())
     assert section.changes is not None
     assert "batch: at least 7 (highest tried)" in section.changes.rows[0].cells[3]
@@ -215,9 +216,7 @@ def test_the_highest_level_tried_is_no_highest_load_borne() -> None:
     assert "≥7" in reached.svg
     assert "≥4" not in reached.svg
     bears = [msgspec.structs.replace(entry, broken_by="") for entry in ladder_verdict().ladder.arms[0].reached]  # type: ignore[union-attr]
-    assert "**Profile batch**: at least up to 4 in flight, the highest" in ladder_said(
-        changed_ladder("base", reached=bears)
-    )
+    assert "| base | control | – | ≥ 4 | ≥ 4 |" in ladder_said(changed_ladder("base", reached=bears))
 
 
 def test_stalls_are_said_to_bound_waits_only_where_each_wait_became_one() -> None:
@@ -255,12 +254,12 @@ def test_an_arm_that_helps_nothing_is_not_praised(language: str) -> None:
     assert row.kind == ""
     assert words.or_else("word.EQUIVALENT", "EQUIVALENT") in row.cells[0]
     said = ladder_said(idle, language)
-    assert words("change.nothing_given") in said
+    assert f" {words('ways.no_gain')} |" in said
     assert f"| 0, {words.or_else('word.EQUIVALENT', 'EQUIVALENT')} |" in said
 
 
 def test_moved_does_not_say_that_nothing_is_gained() -> None:
-    assert "MOVED: the preemptions went, the delay stayed" in ladder_said(ladder_verdict())
+    assert "MOVED: requests queue instead" in ladder_said(ladder_verdict())
 
 
 def test_the_way_outside_the_core_is_a_measure_of_its_own() -> None:
@@ -282,13 +281,29 @@ def test_the_russian_advice_says_what_its_reason_adds() -> None:
 
 
 def test_a_share_that_so_many_failed_that_it_was_never_reached_has_no_dot() -> None:
-    all_came = figures.ecdf_plot({"offload": [0.01 * n for n in range(1, 21)]}, EN, "")
-    some_failed = figures.ecdf_plot({"offload": [*(0.01 * n for n in range(1, 16)), *[None] * 5]}, EN, "")
+    all_came = figures.ecdf_plot({"offload": [FirstTokens([0.01 * n for n in range(1, 21)], [1] * 20, 20)]}, EN, "")
+    some_failed = figures.ecdf_plot({"offload": [FirstTokens([0.01 * n for n in range(1, 16)], [1] * 15, 20)]}, EN, "")
     assert all_came is not None
     assert some_failed is not None
     assert "offload, p95:" in all_came
     assert "offload, p95:" not in some_failed
     assert "offload, p50: 100 ms" in some_failed
+
+
+def test_a_phase_of_many_requests_is_kept_as_a_few_of_them_each_for_many() -> None:
+    phase = build.phase("return", 0.2)
+    many = [msgspec.structs.replace(phase.requests[0], ttft_seconds=n / 10_000) for n in range(10_001, 0, -1)]
+    many += [msgspec.structs.replace(phase.requests[0], ttft_seconds=None)]
+    kept = first_tokens_of(msgspec.structs.replace(phase, requests=many))
+    assert len(kept.seconds) <= POINTS_MAX
+    assert list(kept.seconds) == sorted(kept.seconds)
+    assert (sum(kept.requests), kept.sent, kept.seconds[-1]) == (10_001, 10_002, 1.0001)
+    few = first_tokens_of(phase)
+    assert list(few.requests) == [1] * 8
+    drawn = figures.ecdf_plot({"offload": [kept, few]}, EN, "")
+    assert drawn is not None
+    assert "offload (10,010)" in drawn
+    assert re.search(r"offload, p50: 50\d ms", drawn.replace("\u00a0", " "))
 
 
 def test_delta_ttft_is_named_a_median_beside_an_effect_that_is_none() -> None:

@@ -46,7 +46,7 @@ def change(**changes: Any) -> ChangePoint:
 def history(**changes: Any) -> History:
     base = History(
         schema_version="1.0", nights=NIGHTS, hosts=HOSTS, protocols=["offload_return"], series=9,
-        false_discovery_rate=0.05, changes=[change()], noise=[], pooled=[], left_out={}, engine="pandas",
+        false_discovery_rate=0.05, changes=[change()], noise=[], pooled=[], engine="pandas",
         shown=[series()],
     )  # fmt: skip
     return msgspec.structs.replace(base, **changes)

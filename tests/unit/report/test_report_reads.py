@@ -23,7 +23,8 @@ EN, RU = Words("en"), Words("ru")
 @pytest.mark.parametrize(
     "text",
     ["6.6 times sooner with x2 than with 1x", "x2, control and x4: x86", "keep x2.", "x2 (x3)",
-     "--max-num-seqs -1", "set -O -1, max-num-seqs"],
+     "--max-num-seqs -1", "set -O -1, max-num-seqs",
+     "arm x2, 97 % of the runs", "x4 (2 to 3 replicas)", "with -e kvtrial_pairs -1, or -e kvtrial_pairs=-1"],
 )  # fmt: skip
 def test_names_and_options_stand_as_they_are(text: str) -> None:
     assert signs(text) == text
@@ -152,3 +153,26 @@ def test_too_few_pairs_are_an_advice_in_the_pages_language() -> None:
              "0.0625); at least 6 pairs are needed"  # fmt: skip
     verdict = build.verdict(verdict="INCONCLUSIVE", recommendation=Recommendation(action, "", {}))
     assert top.next_step(verdict, RU).startswith("Повторить с большим числом пар: при 5 парах")
+
+
+def differing(**values: list[object]) -> list[str]:
+    """The entries that differ where these are the values of two runs of control and then two of offload."""
+    records = [build.record(arm, pair) for arm in ("control", "offload") for pair in (1, 2)]
+    made = []
+    for number, record in enumerate(records):
+        assert record.resolved is not None
+        config = {name: of_runs[number] for name, of_runs in values.items()}
+        made.append(msgspec.structs.replace(record, resolved=msgspec.structs.replace(record.resolved, config=config)))
+    return [row.head for row in conditions._configuration_differences(made, ["control", "offload"])]
+
+
+def test_what_varies_from_start_to_start_is_left_out_only_where_the_arms_overlap() -> None:
+    assert differing(num_gpu_blocks=[12_000, 12_001, 4_000, 4_001]) == ["num_gpu_blocks"]
+    assert differing(cache=["12,000 blocks", "12,010 blocks", "11,990 blocks", "12,005 blocks"]) == []
+    assert differing(cache=["1.25 GiB", "1.27 GiB", "3.5 GiB", "3.6 GiB"]) == ["cache"]
+    assert differing(backend=["a", "b", "c", "d"]) == ["backend"]
+    assert differing(backend=["a", "b", "b", "a"]) == []
+    assert differing(path=["/run/1", "/run/2", "/run/3", "/run/4"]) == []
+    assert differing(port=[1, 2, 30, 40]) == []
+    assert differing(engine_id=["0a1b2c3d4e", "1a1b2c3d4e", "2a1b2c3d4e", "3a1b2c3d4e"]) == []
+    assert differing(block_size=[16, 16, 64, 64]) == ["block_size"]

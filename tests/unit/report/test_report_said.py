@@ -112,6 +112,37 @@ def test_what_real_campaigns_say_is_wholly_russian() -> None:
     assert english == set()
 
 
+def known_of_engines() -> Iterator[str]:
+    """Causes, what to do and titles of defects, with something in each hole."""
+    data = ROOT / "analysis" / "kvtrial" / "record" / "data"
+    for cause in yaml.safe_load((data / "log_causes.yml").read_text())["causes"]:
+        yield from (re.sub(r"\{\w+\}", "3.5", cause[name]) for name in ("cause", "fix"))
+    for hazard in yaml.safe_load((data / "hazards.yml").read_text())["hazards"]:
+        yield f"{hazard['title']} (#12345); concerns offload, control."
+
+
+def test_causes_of_failures_and_titles_of_defects_are_russian() -> None:
+    assert [text for text in known_of_engines() if not is_said(answer.sentence(text), RU)] == []
+    assert said_text("Guard missing: The engine process died (#1); concerns offload.", RU).endswith(
+        "процесс движка умер (#1); касается: offload."
+    )
+
+
+def test_the_russian_page_says_why_an_engine_failed() -> None:
+    fault = build.died().fault
+    assert fault is not None
+    told = replace(
+        fault,
+        cause="/dev/shm is too small: 512 MiB are needed, 64 MiB are free. It is no GPU memory.",
+        fix="Give 1 or more.",
+    )
+    page = pages.render(build.engine_fault(), [*build.records(), build.died(fault=told)], language="ru")
+    text = pages.Page(page).text.replace("\u00a0", " ")
+    assert "/dev/shm слишком мал: нужно 512 МиБ, свободно 64 МиБ. Это не память GPU." in text
+    assert "Дайте 1 или больше." in text
+    assert "too small" not in page
+
+
 CASES = {
     "gate working_set failed: return: pressure 12 blocks = 0.1 × 96 usable GPU blocks (and 1 more: hazards)":
     "не пройдена проверка working_set: return: давление 12 блоков = 0,1 × 96 блоков GPU (и ещё 1: hazards)",

@@ -13,8 +13,10 @@ from typing import Literal
 import msgspec
 
 from kvtrial.analysis.launch_arm import ended
+from kvtrial.analysis.ledger import WHAT_TOOK_IT
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.hazards import hazards_for
+from kvtrial.record.ladder import TookBy
 from kvtrial.record.launch import ArmLaunch
 from kvtrial.record.plan import HostPlan, Launch
 from kvtrial.record.verdict import ComparisonResult, Verdict
@@ -298,8 +300,8 @@ def _of_the_verdict(verdict: Verdict, arm: str, pins: Production, wish: Wish) ->
             "run the same protocol on a GPU host",
         )
     primary = next(result for result in verdict.comparisons if result.role == "primary")
-    if primary.moved and primary.metric.startswith("preemptions"):
-        yield Refusal("moved", f"{arm} takes the preemptions away and lets requests queue for as long")
+    if primary.metric.startswith("preemptions") and (took := _took(verdict, primary)):
+        yield Refusal("moved", f"{arm}: {WHAT_TOOK_IT[took]}")
     for result in verdict.comparisons:
         if result.role == "guard" and result.verdict == "WORSE":
             yield Refusal("guard_worse", f"guard {_said(result)} is WORSE, which forbids adoption")
@@ -318,6 +320,13 @@ def _of_the_verdict(verdict: Verdict, arm: str, pins: Production, wish: Wish) ->
             f"{wish.ram_max_bytes:,}",
         )
     yield from _hazards(verdict, pins)
+
+
+def _took(verdict: Verdict, primary: ComparisonResult) -> TookBy | None:
+    """What took the delay of the arm that is to be adopted; verdicts of earlier releases don't say by what."""
+    arms = verdict.ladder.arms if verdict.ladder else []
+    by = next((found.moved_by for found in arms if found.arm == primary.arm), None)
+    return by or ("queue" if primary.moved else None)
 
 
 def _counts(result: ComparisonResult) -> bool:

@@ -11,6 +11,7 @@ from kvtrial.analysis.laddering import GROUPS
 from kvtrial.analysis.metrics import find_phase
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.launchfacts import Backend
+from kvtrial.record.plan import LadderPlan
 from kvtrial.record.protocol import Comparison, Protocol
 from kvtrial.record.record import PhaseRecord, RunRecord
 from kvtrial.record.verdict import GateResult
@@ -39,7 +40,8 @@ class GateContext(Struct, frozen=True):
     """One host's runs as a gate sees them: never an effect, only facts.
 
     `pairs`: the valid pairs and what was dropped. `runs`: every completed run outside dropped pairs, so also the whole
-    half of a pair whose other half was an engine fault. `faulted`: the runs that an engine fault ended.
+    half of a pair whose other half was an engine fault. `faulted`: the runs that an engine fault ended. `ladder`:
+    what the plan holds of a ladder on this host, None where no plan is known.
     """
 
     protocol: Protocol
@@ -47,6 +49,7 @@ class GateContext(Struct, frozen=True):
     pairs: Pairs
     runs: list[RunRecord]
     faulted: list[RunRecord] = []
+    ladder: LadderPlan | None = None
 
     def of_arm(self, arm: str) -> list[RunRecord]:
         """Runs of one arm, by pair."""

@@ -8,7 +8,7 @@ from msgspec import Struct
 from kvtrial.analysis.gates.context import Decision, GateContext, NoParameters, gate, phase_of, some, where
 from kvtrial.analysis.metrics import delta
 from kvtrial.analysis.mixes import saturated_phases
-from kvtrial.record.exposition import NOT_SETTLED, metric_table
+from kvtrial.record.exposition import NOT_SETTLED, accumulating_roles
 from kvtrial.record.record import PhaseRecord, RunRecord
 
 START_TIME = "process_start_time_seconds"
@@ -62,9 +62,9 @@ def _steps(run: RunRecord) -> Iterator[tuple[str, dict[str, float | None], dict[
 
 def _fell(before: dict[str, float | None], after: dict[str, float | None]) -> list[str]:
     problems = []
-    for role, entry in metric_table().values.items():
+    for role in accumulating_roles():
         was, now = before.get(role), after.get(role)
-        if not entry.accumulates or was is None:
+        if was is None:
             continue
         if now is None:
             problems.append(f"{role} was exported and then no longer")

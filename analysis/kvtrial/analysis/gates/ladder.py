@@ -1,6 +1,6 @@
 """Gates on a ladder: every level began empty, the server's times add up, and the pool is the one that was planned."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from msgspec import Struct
@@ -10,10 +10,9 @@ from kvtrial.analysis.laddering import ALL_LEVELS
 from kvtrial.analysis.ledger import server_ledger
 from kvtrial.analysis.levels import phases_of, risen
 from kvtrial.record.launch import engine_gpus
-from kvtrial.record.plan import Capacity
+from kvtrial.record.plan import RESERVED_BLOCKS
 from kvtrial.record.record import PhaseRecord, RunRecord
 
-RESERVED_BLOCKS = 1
 OUT_OF_LINE_STEPS = 0.5
 """By so much of a step that computes prompts a run's way may be longer than the others' of its level.
 
@@ -116,7 +115,8 @@ class _Books(Struct, frozen=True):
 def server_time_adds_up(context: GateContext, parameters: Tolerance) -> Decision:
     """In each level the engine's own queue, prefill and decode times add up to its end-to-end times.
 
-    Within the tolerance where one request is in flight. Where others are, a request that comes while a step runs is not
+    With the way into the engine core and out of it, which another counter measures, within the tolerance everywhere;
+    without it where one request is in flight. Where others are, a request that comes while a step runs is not
     in the engine's queue before that step ends: no part counts this wait, end-to-end and the time to first token do. It
     may take one step that computes prompts. That is no longer than until the next first token that any request got, by
     the client's clock, and no longer than the prefill of those in it beside the way of a request alone, by the
@@ -158,15 +158,7 @@ def server_time_adds_up(context: GateContext, parameters: Tolerance) -> Decision
             f"{some(said)}. Either these runs' books lost time or something else kept the API server of theirs from "
             f"its work; nobody can tell the two apart, so run it again"
         )
-    largest = max(books, key=lambda own: abs(own.difference) / own.e2e)
-    beyond = [own for own in books if abs(own.difference) > allowed * own.e2e]
-    text = (
-        f"queue + prefill + decode against end-to-end differ by at most {_percent(largest.difference, largest)} in "
-        f"{len(books)} levels (allowed {parameters.tolerance_percent:g} %), of which the times to first token show "
-        f"{_percent(largest.way, largest)}"
-    )
-    if beyond:
-        text += f"; {len(beyond)} of them beyond it, within it without the step under way when a request came"
+    text = _adds_up(books, allowed, alone)
     rooms = [_room(own, allowed, alone.get(id(own.run), 0.0)) for own in books]
     in_one = [
         min(room, beside[id(own)][1] - beside[id(own)][0]) if id(own) in beside else room
@@ -177,6 +169,37 @@ def server_time_adds_up(context: GateContext, parameters: Tolerance) -> Decision
         f"and {_most(rooms, books)} where all runs of the level do"
     )
     return True, text + _earlier(parameters)
+
+
+def _adds_up(books: Sequence[_Books], allowed: float, alone: Mapping[int, float]) -> str:
+    """What adds up to what: first with all that is measured, then what is allowed of the part that is in no queue."""
+
+    def beyond(own: _Books) -> float:
+        return abs(own.difference - own.way) / own.e2e
+
+    worst = max(books, key=beyond)
+    text = (
+        f"queue + prefill + decode + way against end-to-end differ by at most {100 * beyond(worst):.2f} % in "
+        f"{len(books)} levels (allowed {100 * allowed:g} %), the way being what of the times to first token is in "
+        f"neither queue nor prefill"
+    )
+    single = [own for own in books if own.phase.concurrency == 1]
+    others = [own for own in books if own.phase.concurrency != 1]
+    if single:
+        own = max(single, key=lambda own: abs(own.difference) / own.e2e)
+        text += (
+            f"; without the way by at most {_percent(own.difference, own)} with one in flight (allowed "
+            f"{100 * allowed:g} %)"
+        )
+    if others:
+        own = max(others, key=lambda own: abs(own.difference) / own.e2e)
+        step = _step_under_way(own, alone.get(id(own.run), 0.0))
+        text += (
+            f"; without it by at most {_percent(own.difference, own)} with more, {1e3 * own.difference:.1f} ms of a "
+            f"request, where the step under way when one came takes up to {1e3 * step:.1f} ms (allowed "
+            f"{100 * allowed:g} % beside that)"
+        )
+    return text
 
 
 def _books(run: RunRecord, phase: PhaseRecord) -> _Books | None:
@@ -309,28 +332,53 @@ def _earlier(parameters: Tolerance) -> str:
 
 @gate("capacity_as_planned", NoParameters)
 def capacity_as_planned(context: GateContext, parameters: NoParameters) -> Decision:
-    """The control's KV cache has the blocks that the onset was predicted from."""
-    seen = set()
-    for run in context.of_arm(context.protocol.control):
-        blocks = run.resolved.cache_config.get("num_gpu_blocks") if run.resolved else None
-        size = run.resolved.cache_config.get("block_size") if run.resolved else None
-        if blocks is None or size is None or not blocks.isdigit() or not size.isdigit():
-            return None, f"{where(run)}: the engine does not export its number of blocks"
-        seen.add((int(blocks) - RESERVED_BLOCKS, int(size)))
-        if seen != {_planned(run.capacity)}:
-            usable, tokens = _planned(run.capacity)
-            return False, (
-                f"{where(run)} has {int(blocks) - RESERVED_BLOCKS} usable blocks of {size} tokens, planned were "
-                f"{usable} of {tokens}; the predicted onset is another one's"
-            )
-    if not seen:
+    """Every arm's KV cache has the blocks that its onset was predicted from.
+
+    An arm that sizes its own has none planned. Without a plan the control's alone are known.
+    """
+    held, unplanned = [], []
+    for arm in context.arms():
+        runs = context.of_arm(arm)
+        planned = _planned(context, runs[0])
+        if planned is None:
+            unplanned.append(arm)
+            continue
+        for run in runs:
+            found = _pool_of(run)
+            if found is None:
+                return None, f"{where(run)}: the engine does not export its number of blocks"
+            if found != planned:
+                return False, (
+                    f"{where(run)} has {found[0]} usable blocks of {found[1]} tokens, planned were {planned[0]} of "
+                    f"{planned[1]}; the predicted onset is another one's"
+                )
+        held.append((arm, *planned))
+    if not held or held[0][0] != context.protocol.control:
         return None, "no completed run of the control"
-    usable, tokens = seen.pop()
-    return True, f"{usable} usable blocks of {tokens} tokens in every run of the control, as planned"
+    (control, usable, tokens), others = held[0], held[1:]
+    text = f"{usable} usable blocks of {tokens} tokens in every run of {control}, as planned"
+    if others:
+        text += f"; and as planned {', '.join(f'{arm} {blocks}' for arm, blocks, _ in others)}"
+    if unplanned:
+        text += f"; for {', '.join(unplanned)} no number of blocks was planned"
+    return True, text
 
 
-def _planned(capacity: Capacity) -> tuple[int, int]:
-    return capacity.usable_gpu_blocks, capacity.block_tokens
+def _planned(context: GateContext, run: RunRecord) -> tuple[int, int] | None:
+    """Usable blocks and tokens of a block that were planned for a run's arm, None where they weren't."""
+    own = context.ladder.usable_gpu_blocks.get(run.arm) if context.ladder else None
+    if own is None and run.arm == context.protocol.control:
+        own = run.capacity.usable_gpu_blocks
+    return None if own is None else (own, run.capacity.block_tokens)
+
+
+def _pool_of(run: RunRecord) -> tuple[int, int] | None:
+    """The same as the engine exports them."""
+    config = run.resolved.cache_config if run.resolved else {}
+    blocks, size = config.get("num_gpu_blocks"), config.get("block_size")
+    if blocks is None or size is None or not blocks.isdigit() or not size.isdigit():
+        return None
+    return int(blocks) - RESERVED_BLOCKS, int(size)
 
 
 class Headroom(Struct, frozen=True, forbid_unknown_fields=True):

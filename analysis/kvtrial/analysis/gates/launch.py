@@ -16,6 +16,7 @@ from kvtrial.record.hazards import Concern, HazardHit, Watch, facts_seen, hazard
 from kvtrial.record.launch import parse_vllm_args, tier_of
 from kvtrial.record.launchfacts import Difference, changed_by, differences, layouts, undeclared
 from kvtrial.record.plan import Launch
+from kvtrial.record.predicates import Facts
 from kvtrial.record.protocol import Arm
 from kvtrial.record.record import Resolved, RunRecord
 
@@ -322,11 +323,17 @@ def hazards(context: GateContext, parameters: HazardParameters) -> Decision:
 def _numbers_watched(runs: Iterable[RunRecord], met: list[HazardHit]) -> Iterator[str]:
     """Phases whose metrics show a defect that their arm meets; a guarded one is not looked for."""
     watched = [hit for hit in met if hit.hazard.about == "defect" and hit.hazard.watch.facts and not hit.guarded]
+    # Runs of one arm on one host are started alike, and an argv takes long to read.
+    read: list[tuple[tuple[Launch, str], Facts]] = []
     for run in runs:
         here = [hit.hazard for hit in watched if run.arm in hit.applies_to_arms]
         if not here:
             continue
-        launch = launch_facts(run.launch, run.vllm_version_pinned, backend_of(run))
+        started = (run.launch, run.vllm_version_pinned)
+        launch = next((facts for known, facts in read if known == started), None)
+        if launch is None:
+            launch = launch_facts(run.launch, run.vllm_version_pinned, backend_of(run))
+            read.append((started, launch))
         for phase in run.phases:
             facts = launch.also(page_facts(phase.after, phase.before, phase.seconds))
             for hazard in here:

@@ -11,10 +11,10 @@ from kvtrial.analysis.levels import engines_of, level_of, phases_of, risen, wait
 from kvtrial.analysis.onset import surely_safe
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.launch import async_scheduling, parse_vllm_args
+from kvtrial.record.plan import RESERVED_BLOCKS
 from kvtrial.record.pressure import WAIT_MEDIANS
 from kvtrial.record.record import PhaseRecord, RunRecord
 
-RESERVED_BLOCKS = 1
 NO_WAIT = 2.0
 """A preempted request gets no token in the step that preempts it, so a gap of its is twice a usual one at least."""
 

@@ -93,6 +93,26 @@ def changed(
     return found
 
 
+def told_from(series: Mapping[Key, Nightly], least_steps: Mapping[Key, float]) -> dict[Key, float]:
+    """Of series of few nights: the step (log) from which on a change on the newest night alone is told by its size.
+
+    Not in it are series of which nothing is told: of two nights or fewer, of eight or more, or without a least step.
+    """
+    split = {key: (series[key], best) for key in least_steps if (best := best_split(series[key])) is not None}
+    told = {key: _between_nights(*of) for key, of in split.items()}
+    squares, freedom = sum(v * free for v, free in told.values()), sum(free for _, free in told.values())
+    found = {}
+    for key, (nightly, _) in split.items():
+        count = len(nightly.values)
+        if not LEAST_NIGHTS_BY_SIZE <= count < LEAST_NIGHTS:
+            continue
+        newest = Split(0, count - 1, count, 0.0, 0.0, 1.0, "size")
+        own, free = _between_nights(nightly, newest)
+        apart = math.sqrt((squares - told[key][0] * told[key][1] + own * free) / freedom)
+        found[key] = _least_step(nightly, newest, least_steps[key], apart)
+    return found
+
+
 def _nights_apart(split: Sequence[tuple[Nightly, Split]]) -> float:
     """SD of nights of one side of a split, over all series together."""
     told = [_between_nights(nightly, at) for nightly, at in split]
@@ -102,12 +122,15 @@ def _nights_apart(split: Sequence[tuple[Nightly, Split]]) -> float:
 
 def _is_large(nightly: Nightly, split: Split, least: float, apart: float) -> bool:
     """Whether a series of few nights made a step that needs no test; `apart` as of _nights_apart."""
-    count = len(nightly.values)
-    if not LEAST_NIGHTS_BY_SIZE <= count < LEAST_NIGHTS:
+    if not LEAST_NIGHTS_BY_SIZE <= len(nightly.values) < LEAST_NIGHTS:
         return False
+    return abs(split.after - split.before) > _least_step(nightly, split, least, apart)
+
+
+def _least_step(nightly: Nightly, split: Split, least: float, apart: float) -> float:
     noise = math.sqrt(max(_between_nights(nightly, split)[0], _between_runs(nightly)))
-    of_all = _NOISES_OF_ALL.get(count, _NOISES_OF_ALL_LATER) * apart
-    return abs(split.after - split.before) > max(least, LEAST_STEP_BY_SIZE, NOISES_BY_SIZE * noise, of_all)
+    of_all = _NOISES_OF_ALL.get(len(nightly.values), _NOISES_OF_ALL_LATER) * apart
+    return max(least, LEAST_STEP_BY_SIZE, NOISES_BY_SIZE * noise, of_all)
 
 
 def _between_nights(nightly: Nightly, split: Split) -> tuple[float, int]:

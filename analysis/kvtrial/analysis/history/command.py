@@ -5,7 +5,6 @@ take, 7 no such alarm, but the textfile could not be written, 2 unusable input.
 """
 
 import argparse
-import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -15,8 +14,8 @@ import httpx
 import msgspec
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from kvtrial.analysis.history.changepoints import LEAST_NIGHTS, LEAST_STEP_BY_SIZE
-from kvtrial.analysis.history.model import ChangePoint, History
+from kvtrial.analysis.history.changepoints import LEAST_NIGHTS, LEAST_NIGHTS_BY_SIZE
+from kvtrial.analysis.history.model import ChangePoint, FewNights, History
 from kvtrial.analysis.history.reading import day, read
 from kvtrial.analysis.history.store import add, check_night
 from kvtrial.analysis.history.told import remember
@@ -65,7 +64,7 @@ def command(options: argparse.Namespace) -> int:
     if why:
         print(f"{why} They are posted again the next time.", file=sys.stderr)
     elif options.newest and (options.add or url is not None):
-        remember(options.store, history.changes, history.nights)
+        remember(options.store, history.changes, history.nights, history.came_back, options.host, options.protocol)
     written = options.textfile is None or _write_textfile(options.textfile, history)
     if why:
         return UNDELIVERED
@@ -105,11 +104,8 @@ def lines(history: History) -> Iterator[str]:
         yield f"{mark}: {change.sentence} ({shown}, {span})"
     if len(small) == len(history.changes):
         yield "no change beyond its margin"
-    if 0 < (few := len(history.nights)) < LEAST_NIGHTS:
-        yield (
-            f"{few} nights are few for a test: it takes {LEAST_NIGHTS - few} more; until then a change of less than "
-            f"{math.expm1(LEAST_STEP_BY_SIZE):.0%} may not be seen"
-        )
+    if history.few_nights is not None:
+        yield _few_nights(history.few_nights)
     if small:
         yield f"{len(small)} changes smaller than their margins; --json lists them"
     for floor in history.noise:
@@ -127,8 +123,25 @@ def lines(history: History) -> Iterator[str]:
             + (f", decided on {day(trial.decided_at)}" if trial.decided_at else "")
             + (f"; {trial.note}" if trial.note else "")
         )
-    for host, nights in history.left_out.items():
-        yield f"left out, INVALID: {host} on {', '.join(day(night) for night in nights)}"
+    for protocol, by_host in history.invalid_nights.items():
+        for host, nights in by_host.items():
+            yield f"left out, INVALID: {host} in {protocol} on {', '.join(day(night) for night in nights)}"
+
+
+def _few_nights(few: FewNights) -> str:
+    """How little is told yet."""
+    of = f"{few.nights} night{'s' if few.nights > 1 else ''}"
+    wait = f"a test takes {LEAST_NIGHTS - few.nights} more"
+    if few.in_half is None or few.in_all is None:
+        return (
+            f"after {of} nothing is told, however large: a large step is told by its size from the "
+            f"{LEAST_NIGHTS_BY_SIZE}rd night on, and {wait}"
+        )
+    untold = f"; of {few.untold} more, whose nights are fewer or which are no ratios, nothing" if few.untold else ""
+    return (
+        f"after {of} only a large step is told, and {wait}: tonight a rise of {few.in_half:.0%} or more in half of "
+        f"{few.told} series, of {few.in_all:.0%} in all of them{untold}"
+    )
 
 
 def _direction(change: ChangePoint) -> str:

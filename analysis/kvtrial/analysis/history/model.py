@@ -94,6 +94,21 @@ class Series(Struct, frozen=True):
 SAME = ("host", "protocol", "kind", "arm", "against", "phase", "against_phase", "metric")
 
 
+class ToldAlarm(Struct, frozen=True):
+    """A change for the worse that was told: its series (the values of SAME), its night, the store's newest night then.
+
+    `from_value`, `to_value`: its levels, as in ChangePoint; None: kept by an earlier release. `over`: the series came
+    back since.
+    """
+
+    series: list[str]
+    night: str
+    found: str
+    from_value: float | None = None
+    to_value: float | None = None
+    over: bool = False
+
+
 class NoiseFloor(Struct, frozen=True):
     """How far two servers of one configuration lie apart on a host: the SD of an A/A pair's log ratio, over nights."""
 
@@ -104,6 +119,20 @@ class NoiseFloor(Struct, frozen=True):
     sd: float
     pairs: int
     nights: int
+
+
+class FewNights(Struct, frozen=True):
+    """Of nights too few for a test: from which rise on tonight would be told by its size, as a share of the level.
+
+    `in_half`: in half of the `told` series; `in_all`: in all of them. None where nothing is told. `untold`: series of
+    too few nights, or in a unit, of which nothing is told yet.
+    """
+
+    nights: int
+    told: int
+    untold: int
+    in_half: float | None
+    in_all: float | None
 
 
 class PooledNights(Struct, frozen=True):
@@ -138,9 +167,11 @@ class PooledNights(Struct, frozen=True):
 
 
 class History(Struct, frozen=True):
-    """All that a store says. `series`: how many were tested for changes; `left_out`: nights INVALID, by host.
+    """All that a store says. `series`: how many were tested for changes.
 
-    `shown`: with its points every series that decides (the primary effect), and every one that changed.
+    `invalid_nights`: protocol → host → the nights that were INVALID there and are left out. `few_nights`: None from
+    eight on. `shown`: with its points every series that decides (the primary effect), and every one that changed.
+    `came_back`: alarms that were told, whose series is back where it was.
     """
 
     schema_version: str
@@ -152,9 +183,11 @@ class History(Struct, frozen=True):
     changes: list[ChangePoint]
     noise: list[NoiseFloor]
     pooled: list[PooledNights]
-    left_out: dict[str, list[str]]
     engine: Literal["pandas", "duckdb"]
+    invalid_nights: dict[str, dict[str, list[str]]] = {}
+    few_nights: FewNights | None = None
     shown: list[Series] = []
+    came_back: list[ToldAlarm] = []
 
     @property
     def alarms(self) -> list[ChangePoint]:

@@ -17,10 +17,19 @@ from kvtrial.analysis.drift import changes as setting_changes
 from kvtrial.analysis.effect import Interval, decide, outward
 from kvtrial.analysis.fleet import FALSE_DISCOVERY_RATE, LEAST_HOSTS
 from kvtrial.analysis.history.arguments import NEWEST_NIGHTS
-from kvtrial.analysis.history.changepoints import NOISES_BY_SIZE, Nightly, Split, changed
+from kvtrial.analysis.history.changepoints import (
+    LEAST_NIGHTS,
+    NOISES_BY_SIZE,
+    Nightly,
+    Split,
+    changed,
+    told_from,
+)
 from kvtrial.analysis.history.model import (
     ALL_HOSTS,
+    SAME,
     ChangePoint,
+    FewNights,
     History,
     NoiseFloor,
     Point,
@@ -33,12 +42,12 @@ from kvtrial.analysis.history.store import (
     different_rows_with,
     engine_for,
     files_of,
-    left_out_of,
+    invalid_nights_of,
     nights_of,
     nothing_of,
     rows_with,
 )
-from kvtrial.analysis.history.told import read_told, with_alarms
+from kvtrial.analysis.history.told import BACK_NIGHTS, came_back, read_told, with_alarms
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.spending import blocks, levels
 from kvtrial.record.protocol import Nights
@@ -77,8 +86,8 @@ def read(
     used = engine or engine_for(files)
     frame, texts = nights_of(files, used, host)
     settings = _settings(texts)
-    left_out = left_out_of(files, host)
-    if not settings and not left_out:
+    invalid_nights = invalid_nights_of(files, host)
+    if not settings and not invalid_nights:
         raise nothing_of(store, host, protocol)
     nights = sorted({night for of_host in settings.values() for night in of_host})
     protocols = sorted({of for of, _ in settings})
@@ -90,14 +99,20 @@ def read(
     series |= fleet
     about |= {key: about[member[key]] for key in fleet}
     floors = {(floor.protocol, floor.host, floor.phase, floor.metric): floor.sd for floor in noise}
-    splits = changed(series, rate, _least_steps(about, floors))
+    least = _least_steps(about, floors)
+    splits = changed(series, rate, least)
     found = [
         _change(key, about[key], series[key], split, settings, floors)
         for key, of_series in splits.items()
         for split in of_series
     ]
-    found = with_alarms(found, nights, read_told(store), newest_nights)
-    told = [key for key in series if splits.get(key) or (key[2] == "effect" and about[key]["role"] == "primary")]
+    told = read_told(store)
+    newest = {
+        _same(key): [outward(value, about[key]["scale"]) for value in nightly.values[-BACK_NIGHTS:]]
+        for key, nightly in series.items()
+    }
+    found = with_alarms(found, nights, told, newest_nights, newest)
+    shown = [key for key in series if splits.get(key) or (key[2] == "effect" and about[key]["role"] == "primary")]
     return History(
         schema_version=SCHEMA_VERSION,
         nights=nights,
@@ -108,9 +123,11 @@ def read(
         changes=sorted(found, key=lambda c: (not c.alarm, c.night, c.host, c.kind, c.p_value)),
         noise=noise,
         pooled=list(_pooled(files, protocols, host, settings)),
-        left_out=left_out,
+        invalid_nights=invalid_nights,
+        few_nights=_few_nights(len(nights), series, least),
         engine=cast(Literal["pandas", "duckdb"], used),
-        shown=[_shown(key, about[key], series[key]) for key in sorted(told)],
+        shown=[_shown(key, about[key], series[key]) for key in sorted(shown)],
+        came_back=came_back(found, told, newest),
     )
 
 
@@ -120,6 +137,12 @@ def _records(frame: pandas.DataFrame) -> Iterator[dict[str, Any]]:
 
 def _key(row: Mapping[str, Any]) -> Key:
     return tuple(str(row[name]) for name in SERIES)
+
+
+def _same(key: Key) -> Key:
+    """The key as SAME orders it."""
+    by_name = dict(zip(SERIES, key, strict=True))
+    return tuple(by_name[name] for name in SAME)
 
 
 def _of_fleet(key: Key) -> Key:
@@ -248,6 +271,15 @@ def _least_steps(about: Mapping[Key, Mapping[str, Any]], floors: Floors) -> dict
             noise = _floor(floors, protocol, host, phase, metric) or 0.0
             found[key] = max(math.log1p(float(row["margin"])), NOISES_BY_SIZE * noise)
     return found
+
+
+def _few_nights(nights: int, series: Mapping[Key, Nightly], least: Mapping[Key, float]) -> FewNights | None:
+    """What a step tonight must be for it to be told, where nights are too few for a test."""
+    if not 0 < nights < LEAST_NIGHTS:
+        return None
+    steps = sorted(told_from(series, least).values())
+    shares = (math.expm1(steps[len(steps) // 2]), math.expm1(steps[-1])) if steps else (None, None)
+    return FewNights(nights, len(steps), len(series) - len(steps), *shares)
 
 
 def _changes_on(settings: Settings, protocol: str, host: str, night: str) -> dict[str, tuple[str, str]]:

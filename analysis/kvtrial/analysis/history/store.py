@@ -26,7 +26,7 @@ from kvtrial.analysis import campaign as campaigns
 from kvtrial.analysis.drift import settings_of
 from kvtrial.analysis.history.model import Row
 from kvtrial.analysis.metrics import find_metric
-from kvtrial.analysis.summaries import Judged, judge
+from kvtrial.analysis.summaries import Judged, judged_before
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.protocol import Nights, Protocol
 from kvtrial.record.store import write_atomically
@@ -62,12 +62,13 @@ class Added(Struct, frozen=True):
 def add(store: Path, directory: Path, night: str | None = None, judged: Judged | None = None) -> Added:
     """Put a campaign into the store. `night`: YYYY-MM-DD, by default the date (UTC) on which it was made.
 
-    `judged`: this campaign's, where it is at hand; else it is drawn from the records. Each host goes under the campaign
-    that its records bear, so that one put together from parts takes its parts' places. Raises UnusableInput.
+    `judged`: this campaign's, where it is at hand; else it is drawn from its summaries or records. Each host goes under
+    the campaign that its records bear, so that one put together from parts takes its parts' places. Raises
+    UnusableInput.
     """
     if night is not None:
         check_night(night)
-    judged = judged or judge(directory)
+    judged = judged or judged_before(directory)
     campaign, protocol = judged.campaign, judged.campaign.plan.protocol
     hosts_of: dict[str, list[HostVerdict]] = {}
     for host in judged.verdict.hosts:
@@ -375,12 +376,15 @@ def _batches(sizes: Sequence[tuple[str, int]]) -> Iterator[tuple[str, str]]:
         yield batch[0], batch[-1]
 
 
-def left_out_of(files: list[Path], host: str | None = None) -> dict[str, list[str]]:
-    """Host → nights on which it was INVALID."""
+def invalid_nights_of(files: list[Path], host: str | None = None) -> dict[str, dict[str, list[str]]]:
+    """Protocol → host → nights on which it was INVALID."""
     filters = [("word", "==", "INVALID"), *([("host", "==", host)] if host else [])]
-    frame = _read(files, filters, ["host", "night"])
-    pairs = frame[["host", "night"]].drop_duplicates().sort_values(["host", "night"])
-    return {str(name): [str(night) for night in nights] for name, nights in pairs.groupby("host")["night"]}
+    columns = ["protocol", "host", "night"]
+    frame = _read(files, filters, columns)[columns].drop_duplicates().sort_values(columns)
+    found: dict[str, dict[str, list[str]]] = {}
+    for protocol, name, night in frame.itertuples(index=False):
+        found.setdefault(str(protocol), {}).setdefault(str(name), []).append(str(night))
+    return found
 
 
 def _refuse_others(columns: list[str], files: list[Path]) -> None:

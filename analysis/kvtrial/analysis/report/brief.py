@@ -14,7 +14,7 @@ from kvtrial.analysis.report.comparisons import compact
 from kvtrial.analysis.report.said import is_said, said_text
 from kvtrial.analysis.report.selection import Chosen, Row, Table, clipped
 from kvtrial.analysis.report.words import Words, signs
-from kvtrial.record.ladder import ArmLadder, LadderResult, Level
+from kvtrial.record.ladder import ArmLadder, LadderResult, Level, Reached
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.verdict import ComparisonResult, Verdict
 
@@ -22,23 +22,24 @@ MEMORY_UNITS = ("GiB of KV cache", "GiB of RAM")
 CONTEXT_UNITS = ("token of answer", "token of prompt")
 REPLICA_UNITS = ("replica", "GPU")
 RAM = "ram_used_peak_bytes"
-LENGTHS_SAID_MAX = 3
-WORSE_SAID_MAX = 3
+NAMED_MAX = 3
+WORSE_SAID_MAX = 2
+ALSO_SAID_MAX = 2
 GPU_SECONDS = "gpu_seconds_per_request"
 MARKDOWN_SPECIAL = "\\`*_[]<>|#"
 
 
 class Brief(Struct, frozen=True):
-    """The brief: its answer, (label, sentence) pairs, the ways to more capacity, what was not measured, and its terms.
+    """The brief: its answer, (label, sentence) pairs, tables with their note, what was not measured, and its terms.
 
-    `undecided` and `terms` stand on the page alone: brief.md is half a page. `quoted`: labels whose sentence is
-    English on a page of another language.
+    `undecided`, `terms` and the notes of rows stand on the page alone: brief.md is half a page, and says so in its last
+    line. `quoted`: labels whose sentence is English on a page of another language.
     """
 
     title: str
     answer: str
     points: list[tuple[str, str]]
-    ways: Table | None
+    tables: list[Table]
     ways_note: str
     unmeasured_title: str
     unmeasured: list[str]
@@ -64,19 +65,21 @@ def brief_of(
     ladder = verdict.ladder
     points = [
         (words("brief.compared"), _compared(verdict, protocol, words)),
-        (words("brief.todo"), top.next_step(verdict, words)),
+        (words("brief.todo"), top.next_in_brief(verdict, words)),
+        (words("brief.also"), _also(verdict, protocol.control, words)),
+        (words("brief.pays"), top.break_even(verdict, words)),
+        (words("brief.length"), _lengths(verdict, fits, words)),
         (words("brief.regime"), f"{_regime(ladder, words)} {preemption.host_words(ladder, len(verdict.hosts), words)}"),
-        *_profiles(ladder, protocol, words),
         (words("brief.process"), _process(verdict, chosen, ladder, words)),
         (words("brief.service"), _service(verdict, ladder, protocol.control, words)),
         (words("brief.takes"), _takes(verdict, prices, words)),
     ]
-    points[2:2] = [(words("brief.pays"), top.break_even(verdict, words)), *_lengths(verdict, fits, words)]
+    tables = [_profiles(ladder, protocol, words), _ways(verdict, protocol.control, words)]
     return Brief(
         title=words("brief.title"),
         answer=_answer(verdict, words),
         points=[(label, text.rstrip()) for label, text in points if text.strip()],
-        ways=_ways(verdict, protocol.control, words),
+        tables=[table for table in tables if table is not None],
         ways_note=_ways_note(ladder, words),
         unmeasured_title=words("brief.unmeasured"),
         unmeasured=_unmeasured(verdict, chosen, ladder, words),
@@ -94,11 +97,11 @@ def _invalid(verdict: Verdict, chosen: Chosen, words: Words) -> Brief:
         title=words("brief.title"),
         answer=_answer(verdict, words),
         points=[
-            *([] if words.is_english else [(words("answer.why"), said_text(answer.sentence(verdict.reason), words))]),
+            *([] if words.is_english else [(words("answer.why"), _why(verdict, words))]),
             (words("brief.process"), _process(verdict, chosen, None, words)),
             (words("brief.service"), words("brief.invalid")),
         ],
-        ways=None,
+        tables=[],
         ways_note="",
         unmeasured_title=words("brief.unmeasured"),
         unmeasured=[words("unmeasured.invalid")],
@@ -108,13 +111,18 @@ def _invalid(verdict: Verdict, chosen: Chosen, words: Words) -> Brief:
     )
 
 
+def _why(verdict: Verdict, words: Words) -> str:
+    return said_text(answer.sentence(verdict.reason, answer.arms_in(verdict)), words)
+
+
 def _answer(verdict: Verdict, words: Words) -> str:
     """The word, what it means, what was found in plain words, and what such evidence can't say."""
     found = top.headline(verdict, words)
     primary = answer.primary_of(verdict.comparisons)
     if verdict.verdict == "INCONCLUSIVE" and primary is not None and not top.headline_is_quoted(verdict):
         found = top.as_measured(primary, words)
-    return f"{verdict.verdict} ({words(f'means.{verdict.verdict}')}). {found} {top.evidence_limit(verdict, words)}"
+    limit = words("brief.limit_gpu") if verdict.evidence == "gpu" else top.evidence_limit(verdict, words)
+    return f"{verdict.verdict} ({words(f'means.{verdict.verdict}')}). {found} {limit}"
 
 
 # ------------------------------------------------------------------------------------------------------------ points
@@ -130,19 +138,58 @@ def _compared(verdict: Verdict, protocol: Protocol, words: Words) -> str:
     return "; ".join(said) + "." if said else ""
 
 
-def _lengths(verdict: Verdict, fits: Sequence[LengthFit], words: Words) -> list[tuple[str, str]]:
-    """From which prefix length on a return is sooner, a point a host and model, by interpolation."""
+def _also(verdict: Verdict, control: str, words: Words) -> str:
+    """What is BETTER than the control beside the arm that decides; of a ladder and of a tier's sizes a table has it."""
+    primary = answer.primary_of(verdict.comparisons)
+    if primary is None or verdict.ladder is not None or verdict.tier_budget is not None:
+        return ""
+    found: dict[str, ComparisonResult] = {}
+    for item in sorted(verdict.comparisons, key=lambda item: _what(item) != _what(primary)):
+        is_other = item.arm not in (primary.arm, control) and item.against == control and item.against_phase is None
+        if is_other and item.verdict == "BETTER":
+            found.setdefault(item.arm, item)
+    return " ".join(
+        words("brief.also_better", what=top.effect_words(item, words).rstrip("."))
+        for item in list(found.values())[:ALSO_SAID_MAX]
+    )
+
+
+def _what(item: ComparisonResult) -> tuple[str, str]:
+    return item.metric, item.phase
+
+
+def _lengths(verdict: Verdict, fits: Sequence[LengthFit], words: Words) -> str:
+    """From which prefix length on a return is sooner, by interpolation; of several hosts in one sentence a model."""
+    own = [fit for fit in fits if fit.campaign == verdict.campaign]
+    if len(own) == 1:
+        return _length(own[0], words)
+    by_model: dict[str, list[LengthFit]] = {}
+    for fit in own:
+        by_model.setdefault(fit.model, []).append(fit)
+    return " ".join(_lengths_of_hosts(model, of_model, words) for model, of_model in by_model.items())
+
+
+def _length(fit: LengthFit, words: Words) -> str:
+    """Of one host."""
+    where, _, interval = offload.pays_from(fit.by_interpolation, fit, words).partition("\n")
+    if fit.by_interpolation.high == NEVER:
+        # The pairs do not rule out that no length pays.
+        return words("brief.length_not_shown", interval=interval)
+    return words("brief.length_pays", where=f"{where} ({interval})" if interval else where)
+
+
+def _lengths_of_hosts(model: str, fits: Sequence[LengthFit], words: Words) -> str:
+    """Of hosts with one model: from which lengths on, how many pay at every length, on how many nothing is shown."""
+    shown = [fit.by_interpolation.tokens for fit in fits if fit.by_interpolation.high != NEVER]
+    from_a_length = sorted(tokens for tokens in shown if tokens)
     said = []
-    for fit in [fit for fit in fits if fit.campaign == verdict.campaign][:LENGTHS_SAID_MAX]:
-        where, _, interval = offload.pays_from(fit.by_interpolation, fit, words).partition("\n")
-        where = f"{where} ({interval})" if interval else where
-        if fit.by_interpolation.high == NEVER:
-            # The pairs do not rule out that no length pays.
-            said.append((words("brief.length"), words("brief.length_not_shown", interval=interval)))
-            continue
-        names = {"model": clipped(fit.model or "–", 60), "host": clipped(fit.host, 60)}
-        said.append((words("brief.length"), words("brief.length_pays", where=where, **names)))
-    return said
+    if from_a_length:
+        low, high = (words.whole(tokens) for tokens in (from_a_length[0], from_a_length[-1]))
+        said.append(words("brief.lengths_from", hosts=words.whole(len(from_a_length)), low=low, high=high))
+    for name, hosts in (("always", len(shown) - len(from_a_length)), ("not_shown", len(fits) - len(shown))):
+        if hosts:
+            said.append(words(f"brief.lengths_{name}", hosts=words.whole(hosts)))
+    return words("brief.lengths", hosts=words.whole(len(fits)), model=clipped(model or "–", 60), said="; ".join(said))
 
 
 def _regime(ladder: LadderResult | None, words: Words) -> str:
@@ -156,46 +203,48 @@ def _regime(ladder: LadderResult | None, words: Words) -> str:
     if not below or calm is None:
         return words("brief.at_once", onset=ladder.onset_measured)
     level = next(level for level in ladder.levels if level.concurrency == ladder.onset_measured)
-    rate = 1000 * (level.preemptions_per_request or 0.0)
-    return words("brief.onset", calm=max(below), onset=ladder.onset_measured, rate=words.amount(rate, "preemption"))
+    rate = words.number(1000 * (level.preemptions_per_request or 0.0))
+    return words("brief.onset", calm=max(below), onset=ladder.onset_measured, rate=rate)
 
 
-def _profiles(ladder: LadderResult | None, protocol: Protocol, words: Words) -> list[tuple[str, str]]:
-    """For each profile (interactive, batch), with what it asks for, the highest load that keeps it."""
-    if ladder is None:
-        return []
-    own = next((arm for arm in ladder.arms if arm.arm == protocol.control), None)
-    said = []
-    for entry in own.reached if own is not None else []:
-        label = words("brief.profile", profile=words.or_else(f"profile.{entry.profile}", entry.profile))
-        asked = _objective(entry.profile, protocol, words)
-        if entry.concurrency is None:
-            said.append((label, words("brief.profile_none") + asked + "."))
-            continue
-        highest = not entry.broken_by
-        text = words("brief.profile_at_least" if highest else "brief.profile_up_to", level=entry.concurrency) + asked
-        if entry.output_tokens_per_second is not None:
-            text += words("brief.profile_rate", rate=words.whole(entry.output_tokens_per_second))
+def _profiles(ladder: LadderResult | None, protocol: Protocol, words: Words) -> Table | None:
+    """For each profile (interactive, batch) what it asks for, and what the control gives at its highest such load."""
+    own = next((arm for arm in ladder.arms if arm.arm == protocol.control), None) if ladder is not None else None
+    if ladder is None or own is None or not own.reached:
+        return None
+    limits = _limits(protocol, [entry.profile for entry in own.reached])
+    rows = []
+    for entry in own.reached:
         preempted = _preempted_at(ladder.levels, entry.concurrency)
-        if preempted:
-            text += words("brief.profile_preempted", rate=words.amount(1000 * preempted, "preemption"))
-        said.append((label, text + "."))
-    return said
+        cells = [
+            _objective(entry.profile, limits, protocol, words),
+            words.whole(entry.output_tokens_per_second),
+            "–" if preempted is None else words.number(1000 * preempted),
+        ]
+        rows.append(Row(words.or_else(f"profile.{entry.profile}", entry.profile), cells))
+    asks = words("profiles.asks", what="; ".join(words(f"objective.{name}") for name in limits))
+    heads = [words("profiles.profile"), asks, words("profiles.rate", control=own.arm), words("profiles.preempted")]
+    return Table(heads, rows)
 
 
-def _objective(profile: str, protocol: Protocol, words: Words) -> str:
-    """What a profile asks of every level, in brackets; "" where the protocol does not say."""
+def _limits(protocol: Protocol, profiles: Sequence[str]) -> list[str]:
+    """What any of the profiles asks for, in one order."""
+    declared = [protocol.ladder.objectives[name] for name in profiles if protocol.ladder and
+                name in protocol.ladder.objectives]  # fmt: skip
+    return list(dict.fromkeys(name for objective in declared for name in limits_of(objective)))
+
+
+def _objective(profile: str, limits: Sequence[str], protocol: Protocol, words: Words) -> str:
+    """What a profile asks of every level, in the order of the column's head; "–" where it asks nothing."""
     declared = protocol.ladder.objectives.get(profile) if protocol.ladder else None
-    if declared is None:
-        return ""
-    limits = [
-        words(f"objective.{name}", limit=words.seconds(limit) if name.endswith("seconds") else words.number(limit))
-        for name, limit in limits_of(declared).items()
-    ]
-    return f" ({', '.join(limits)})"
+    asked = {} if declared is None else limits_of(declared)
+    said = {
+        name: words.seconds(limit) if name.endswith("seconds") else words.number(limit) for name, limit in asked.items()
+    }
+    return "; ".join(said.get(name, "–") for name in limits) or "–"
 
 
-def _preempted_at(levels: Sequence[Level], concurrency: int) -> float | None:
+def _preempted_at(levels: Sequence[Level], concurrency: int | None) -> float | None:
     return next((level.preemptions_per_request for level in levels if level.concurrency == concurrency), None)
 
 
@@ -211,6 +260,9 @@ def _process(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, word
         failed=words.whole(failed),
         faults=words.count(faults, "engine_fault"),
     )
+    if len(verdict.hosts) > 1:
+        invalid = sum(host.verdict == "INVALID" for host in verdict.hosts)
+        text = words("brief.hosts", hosts=words.whole(len(verdict.hosts)), invalid=words.whole(invalid)) + f" {text}"
     if ladder is not None and any(level.preemptions for level in ladder.levels) and not faults:
         text += " " + words("brief.process_alive")
     return text
@@ -219,22 +271,7 @@ def _process(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, word
 def _service(verdict: Verdict, ladder: LadderResult | None, control: str, words: Words) -> str:
     """What service requests got, apart from whether the server lived: the guards, and of a ladder its levels."""
     if ladder is None:
-        guards = [item for item in verdict.comparisons if item.role == "guard" and item.metric != RAM]
-        primary = answer.primary_of(verdict.comparisons)
-        if primary is None or not answer.is_number(primary.effect):
-            return words("brief.service_unknown")
-        if not guards:
-            return words("brief.service_no_guard")
-        worse = [item for item in guards if item.verdict == "WORSE"]
-        hinted = [item for item in guards if item.verdict == "INCONCLUSIVE" and _leans_worse(item)]
-        said = [words("brief.service_worse", what=_listed(worse, words))] if worse else []
-        said += [words("brief.service_hinted", what=_listed(hinted, words))] if hinted else []
-        named = len(worse) + len(hinted)
-        if named < len(guards):
-            said.append(words("brief.service_rest" if named else "brief.service_guards", count=len(guards) - named))
-            open_ = sum(item.verdict == "INCONCLUSIVE" for item in guards) - len(hinted)
-            said += [words("brief.service_undecided", count=open_)] if open_ else []
-        return " ".join(said)
+        return _guards(verdict, words)
     worst = max(ladder.levels, key=lambda level: level.preemptions_per_request or 0.0, default=None)
     if worst is None or not worst.preemptions:
         return words("brief.service_calm")
@@ -242,54 +279,104 @@ def _service(verdict: Verdict, ladder: LadderResult | None, control: str, words:
     text = words(
         "brief.service_worst",
         level=worst.concurrency,
-        rate=words.amount(1000 * (worst.preemptions_per_request or 0.0), "preemption"),
+        rate=words.number(1000 * (worst.preemptions_per_request or 0.0)),
         e2e=words.seconds(worst.e2e_p95_seconds),
         gap=words.seconds(worst.longest_gap_max_seconds),
     )
     if calm is not None:
-        text += " " + words(
+        text += words(
             "brief.service_calm_level",
             level=calm.concurrency,
             e2e=words.seconds(calm.e2e_p95_seconds),
             gap=words.seconds(calm.longest_gap_max_seconds),
         )
-    return f"{text} {_arms_worse(verdict, ladder, control, words)}".rstrip()
+    return f"{text}. {_arms_worse(verdict, ladder, control, words)}".rstrip()
+
+
+def _guards(verdict: Verdict, words: Words) -> str:
+    """What was watched beside: the worse, those that lean to it, and how many of the others are undecided."""
+    guards = [item for item in verdict.comparisons if item.role == "guard" and item.metric != RAM]
+    primary = answer.primary_of(verdict.comparisons)
+    if primary is None or not answer.is_number(primary.effect):
+        return words("brief.service_unknown")
+    if not guards:
+        return words("brief.service_no_guard")
+    worse = [item for item in guards if item.verdict == "WORSE"]
+    hinted = [item for item in guards if item.verdict == "INCONCLUSIVE" and _leans_worse(item)]
+    said = [words("brief.service_worse", what=_listed(worse, words))] if worse else []
+    said += [words("brief.service_hinted", what=_listed(hinted, words))] if hinted else []
+    rest = [item for item in guards if item not in worse and item not in hinted]
+    if rest:
+        said.append(words("brief.service_rest" if len(rest) < len(guards) else "brief.service_guards", count=len(rest)))
+        if open_ := [item for item in rest if item.verdict == "INCONCLUSIVE"]:
+            said.append(words("brief.service_undecided", count=len(open_), names=_names(open_, words)))
+    return " ".join(said)
 
 
 def _arms_worse(verdict: Verdict, ladder: LadderResult, control: str, words: Words) -> str:
-    """What is shown to be worse with each change, the one to adopt first; "" where nothing is."""
+    """What is worse with each change, what leans to it, and what is undecided of the arm to adopt; that arm first.
+
+    A measure is named once an arm; where it is worse elsewhere, too, the report has it.
+    """
     first = top.adopted(verdict)
-    said = []
-    for arm in sorted((arm.arm for arm in ladder.arms), key=lambda arm: arm != first):
-        worse = [
+    arms = sorted((arm.arm for arm in ladder.arms if arm.arm != control), key=lambda arm: arm != first)
+    primary = answer.primary_of(verdict.comparisons)
+    place = primary.phase if primary is not None else ""
+    found: dict[str, list[str]] = {"worse": [], "leaning": []}
+    for arm in arms:
+        of_arm = [
             item
             for item in verdict.comparisons
-            if (item.arm, item.against, item.verdict) == (arm, control, "WORSE") and item.role != "primary"
+            if (item.arm, item.against) == (arm, control) and item.role != "primary" and item.against_phase is None
         ]
-        # What a request costs, then what may not be worse, then the rest.
-        worse.sort(key=lambda item: (item.metric != GPU_SECONDS, item.role != "guard"))
-        if worse:
-            said.append(f"{arm}: {_worse_words(worse, words)}")
-    text = words("brief.service_arms", control=control, what=". ".join(said)) if said else ""
-    guards = [
-        item
-        for item in verdict.comparisons
-        if item.role == "guard" and item.verdict == "INCONCLUSIVE" and first in (item.arm, None)
-    ]
-    return f"{text} {words('brief.service_undecided', count=len(guards))}".lstrip() if guards else text
-
-
-def _worse_words(worse: Sequence[ComparisonResult], words: Words) -> str:
-    """The first of an arm's worse measures by where they were taken, and how many more there are."""
-    by_place: dict[str, list[str]] = {}
-    for item in worse[:WORSE_SAID_MAX]:
-        effect, interval = (compact(text, words) for text in (answer.effect_text(item), answer.interval_text(item)))
-        by_place.setdefault(words.place(item.phase), []).append(
-            f"{words.short_metric(item.metric)} {effect} ({interval})"
+        # What a request costs, then what may not be worse, then the rest; above the onset before elsewhere.
+        of_arm.sort(key=lambda item: (item.metric != GPU_SECONDS, item.role != "guard", item.phase != place))
+        worse = _one_of_a_metric([item for item in of_arm if item.verdict == "WORSE"])
+        known = {item.metric for item in worse}
+        leaning = _one_of_a_metric(
+            [item for item in of_arm if item.role == "guard" and item.verdict == "INCONCLUSIVE" and _leans_worse(item)]
         )
-    said = "; ".join(f"{place} {', '.join(items)}" for place, items in by_place.items())
+        for name, items in (("worse", worse), ("leaning", [item for item in leaning if item.metric not in known])):
+            if items:
+                found[name].append(f"{arm} {_worse_words(items, place, words)}")
+    where = words.place(place) if place else ""
+    said = [
+        words(f"brief.service_arms_{name}", control=control, where=where, what="; ".join(listed))
+        for name, listed in found.items()
+        if listed
+    ]
+    open_ = [item for item in verdict.comparisons if item.role == "guard" and item.verdict == "INCONCLUSIVE"]
+    adopted = [item for item in open_ if item.arm == first]
+    if adopted:
+        said.append(words("brief.service_open", arm=first, names=_names(adopted, words)))
+    elif open_ and not first:
+        said.append(words("brief.service_open_any", count=len(open_)))
+    return " ".join(said)
+
+
+def _one_of_a_metric(items: Sequence[ComparisonResult]) -> list[ComparisonResult]:
+    found: dict[str, ComparisonResult] = {}
+    for item in items:
+        found.setdefault(item.metric, item)
+    return list(found.values())
+
+
+def _worse_words(worse: Sequence[ComparisonResult], place: str, words: Words) -> str:
+    """The first of an arm's measures with their effects, and how many more there are; `place` has been said."""
+    said = [
+        f"{words.short_metric(item.metric)}{'' if item.phase == place else f' {words.place(item.phase)}'} "
+        f"{compact(answer.effect_text(item), words)}"
+        for item in worse[:WORSE_SAID_MAX]
+    ]
     more = len(worse) - WORSE_SAID_MAX
-    return f"{said}; {words('gates.more', count=more)}" if more > 0 else said
+    return ", ".join([*said, *([words("gates.more", count=more)] if more > 0 else [])])
+
+
+def _names(items: Sequence[ComparisonResult], words: Words) -> str:
+    """The measures in a word or two, a few of them."""
+    names = list(dict.fromkeys(words.short_metric(item.metric) for item in items))
+    more = len(names) - NAMED_MAX
+    return ", ".join([*names[:NAMED_MAX], *([words("gates.more", count=more)] if more > 0 else [])])
 
 
 def _leans_worse(item: ComparisonResult) -> bool:
@@ -302,19 +389,27 @@ def _leans_worse(item: ComparisonResult) -> bool:
 
 
 def _listed(items: Sequence[ComparisonResult], words: Words) -> str:
-    return " ".join(
-        f"{top.effect_words(item, words).rstrip('.')} ({top.interval_words(item, words)})." for item in items
-    )
+    said = [
+        f"{top.effect_words(item, words).rstrip('.')} ({top.interval_words(item, words)})."
+        for item in items[:NAMED_MAX]
+    ]
+    more = len(items) - NAMED_MAX
+    return " ".join([*said, *([f"{words('gates.more', count=more)}."] if more > 0 else [])])
 
 
 def _takes(verdict: Verdict, prices: Prices | None, words: Words) -> str:
     """The memory that the change takes, and its price where the user gave one; of a ladder the table has it."""
     if verdict.ladder is not None:
         return ""
-    primary = answer.primary_of(verdict.comparisons)
+    primary, even = answer.primary_of(verdict.comparisons), verdict.break_even
     arm = primary.arm if primary is not None else None
-    found = next((item for item in verdict.comparisons if item.metric == RAM and item.arm == arm), None)
-    if found is None or not answer.is_number(found.effect):
+    measured = {
+        item.arm: item
+        for item in reversed(verdict.comparisons)
+        if item.metric == RAM and item.against_phase is None and answer.is_number(item.effect)
+    }
+    found = measured.get(arm or "") or measured.get(even.arm if even is not None else "")
+    if found is None:
         sizes = {row.arm: row.tier_bytes for row in verdict.tier_budget.tiers} if verdict.tier_budget else {}
         if arm in sizes:
             return words("brief.takes_tier", size=words.bytes(sizes[arm]), arm=arm)
@@ -343,15 +438,16 @@ def _ways(verdict: Verdict, control: str, words: Words) -> Table | None:
         for level in arm.levels
         if level.concurrency == top_level and level.gpu_seconds_per_request is not None
     }
-    rows = [_way(arm, verdict, control, profiles, gpu_seconds, words) for arm in ladder.arms]
+    priced = next((cost for arm in ladder.arms for cost in arm.costs), None)
+    rows = [_way(arm, verdict, control, profiles, gpu_seconds, priced is not None, words) for arm in ladder.arms]
+    names = [words.or_else(f"profile.{name}", name) for name in profiles]
     heads = [
         words("ways.arm"),
-        words("ways.kind"),
         words("ways.takes"),
         words("ways.preempted"),
-        *(words("ways.up_to", profile=words.or_else(f"profile.{name}", name)) for name in profiles),
+        *(words("ways.up_to", profile=name) if name == names[0] else name for name in names),
         *([words("ways.gpu_seconds", level=top_level)] if gpu_seconds else []),
-        words("ways.price"),
+        *([words("ways.price", profile=names[0], currency=clipped(priced.currency, 12)), *names[1:]] if priced else []),
         words("ways.moved"),
     ]
     return Table(heads, rows, title=words("ways.title"))
@@ -363,6 +459,7 @@ def _way(
     control: str,
     profiles: Sequence[str],
     gpu_seconds: Mapping[str, float],
+    priced: bool,
     words: Words,
 ) -> Row:
     unit = arm.cost_unit or ""
@@ -370,27 +467,26 @@ def _way(
     for name, units in (("memory", MEMORY_UNITS), ("replica", REPLICA_UNITS), ("context", CONTEXT_UNITS),
                         ("sequences", ("sequence",))):  # fmt: skip
         kind = name if unit in units else kind
-    takes = words.cost(arm.cost_amount, unit) if arm.cost_amount and unit else "–"
+    takes = words(f"way.{kind}")
+    if arm.cost_amount and unit:
+        takes += f": {words.cost(arm.cost_amount, unit)}"
     theirs = next((one for one in verdict.ladder.arms if one.arm == control), None) if verdict.ladder else None
     if gpus := preemption.gpus_words(arm, theirs, words):
         takes += f"\n{gpus}"
     by_profile = {entry.profile: entry for entry in arm.reached}
-    reached = [preemption.reached_words(by_profile.get(name), words) for name in profiles]
+    costs = {cost.profile: cost for cost in arm.costs}
     prices = [
-        words(
-            "ways.price_cell",
-            profile=words.or_else(f"profile.{cost.profile}", cost.profile),
-            hour=words.number(cost.per_hour),
-            million=words.number(cost.per_million_output_tokens),
-            currency=clipped(cost.currency, 12),
-        )
-        for cost in arm.costs
+        f"{words.number(cost.per_hour)} · {words.number(cost.per_million_output_tokens)}" if cost else "–"
+        for cost in map(costs.get, profiles if priced else [])
     ]
-    moved = "–" if arm.moved is None else preemption.moved_words(arm, words)
-    of_a_request = [words.number(gpu_seconds.get(arm.arm))] if gpu_seconds else []
-    preempted = preemption.preempted_words(arm, verdict.comparisons, control, words)
-    cells = [words(f"way.{kind}"), takes, preempted, *reached, *of_a_request,
-             "\n".join(prices) or words("ways.no_price"), moved]  # fmt: skip
+    cells = [
+        takes,
+        preemption.preempted_words(arm, verdict.comparisons, control, words),
+        *(preemption.reached_in_brief(by_profile.get(name), words) for name in profiles),
+        *([words.number(gpu_seconds.get(arm.arm))] if gpu_seconds else []),
+        *prices,
+        "–" if arm.moved is None else preemption.moved_in_brief(arm, words),
+    ]
     return Row(arm.arm, cells, kind="moved" if arm.moved else "", note=words.title(arm.title))
 
 
@@ -403,12 +499,17 @@ def _ways_note(ladder: LadderResult | None, words: Words) -> str:
         for name, units in (("memory", MEMORY_UNITS), ("replica", REPLICA_UNITS), ("context", CONTEXT_UNITS))
         if not kinds & set(units)
     ]
-    said = [] if any(arm.costs for arm in ladder.arms) else [words("ways.give_prices")]
+    said = [words("ways.at_least")] if any(_is_open(entry) for arm in ladder.arms for entry in arm.reached) else []
     if missing:
         said.append(words("ways.not_tried", names=", ".join(missing)))
     if any(arm.moved for arm in ladder.arms):
         said.append(words("ways.moved_means"))
     return " ".join(said)
+
+
+def _is_open(entry: Reached) -> bool:
+    """Whether a profile is kept at the highest level tried."""
+    return entry.concurrency is not None and not entry.broken_by
 
 
 # --------------------------------------------------------------------------------------------------- not measured
@@ -422,7 +523,7 @@ def _unmeasured(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, w
         ("gpu", verdict.evidence != "gpu"),
         ("ladder", ladder is None),
         ("costs", ladder is not None and not any(arm.costs for arm in ladder.arms)),
-        ("even", verdict.break_even is None or not top.break_even(verdict, words)),
+        ("even", ladder is None and not top.break_even(verdict, words)),
         ("vram", not any(sample.vram_used_peak_bytes for sample in samples)),
         ("quality", primary is not None and primary.quality == "not_compared"),
         ("calibration", any(record.calibration is None for record in chosen.records)),
@@ -450,14 +551,13 @@ def to_markdown(brief: Brief, campaign: str) -> str:
     """brief.md: the same words, with what others wrote escaped."""
     lines = [f"# {_plain(brief.title)}", "", _plain(brief.answer), ""]
     lines += [f"- **{_plain(label)}**: {_plain(text)}" for label, text in brief.points]
-    if brief.ways is not None:
-        lines += ["", f"## {_plain(brief.ways.title)}", "", _cells(brief.ways.heads)]
-        lines.append("|" + " --- |" * len(brief.ways.heads))
-        lines += [_cells([f"{row.head}: {row.note}" if row.note else row.head, *row.cells]) for row in brief.ways.rows]
+    for table in brief.tables:
+        lines += ["", f"## {_plain(table.title)}"] if table.title else []
+        lines += ["", _cells(table.heads), "|" + "---|" * len(table.heads)]
+        lines += [_cells([row.head, *row.cells]) for row in table.rows]
     if brief.ways_note:
         lines += ["", _plain(brief.ways_note)]
-    lines += ["", f"## {_plain(brief.unmeasured_title)}", ""]
-    lines += [f"- {_plain(said)}" for said in brief.unmeasured]
+    lines += ["", f"## {_plain(brief.unmeasured_title)}", "", " ".join(map(_plain, brief.unmeasured))]
     lines += ["", _plain(campaign), ""]
     return "\n".join(lines)
 

@@ -1,14 +1,16 @@
 """The table of comparisons, the figures of pairs and effects. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvtrial.analysis import answer
+from kvtrial.analysis.firsttokens import FirstTokens, first_tokens_of_runs
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.report import figures
 from kvtrial.analysis.report.said import said_text
-from kvtrial.analysis.report.selection import Chosen, Plot, Row, drawn, phases_of
+from kvtrial.analysis.report.selection import Chosen, Plot, Row, drawn
 from kvtrial.analysis.report.words import Words
+from kvtrial.record.record import RunRecord
 from kvtrial.record.verdict import ComparisonResult, Verdict
 
 PREEMPTIONS = "preemptions per 1,000 requests"
@@ -35,6 +37,7 @@ def groups(comparisons: Sequence[ComparisonResult], words: Words) -> list[tuple[
 def _row(item: ComparisonResult, words: Words, *, with_note: bool) -> Row:
     against = f"{item.against}, {item.against_phase}" if item.against_phase else item.against
     delta = words.local(f"{item.delta_ttft_seconds:+.3f}") if answer.is_number(item.delta_ttft_seconds) else "–"
+    within = answer.is_within_a_size(item)
     detectable = "–"
     if item.mde is not None and math.isfinite(item.mde):
         ratio = item.effect_scale == "ratio"
@@ -43,6 +46,7 @@ def _row(item: ComparisonResult, words: Words, *, with_note: bool) -> Row:
     p_value = words.local(f"p {answer.p_text(item.p_value)}") if answer.is_number(item.p_value) else words("no_p")
     cells = [
         item.verdict,
+        words("word.within") if within else "",
         compact(answer.effect_text(item), words),
         f"{compact(answer.interval_text(item), words)}{confidence}",
         f"{p_value}\n{words.count(item.pairs, 'pair')}",
@@ -52,9 +56,9 @@ def _row(item: ComparisonResult, words: Words, *, with_note: bool) -> Row:
     ]
     note = words("comparison.against", arm=item.arm, against=against)
     if item.note and with_note:
-        note += f". {said_text(answer.sentence(item.note), words)}"
-    if answer.is_within_a_size(item):
-        note += f". {words('comparison.within', margin=words.local(answer.margin_text(item)))}"
+        note += f". {said_text(answer.sentence(item.note, (item.arm, item.against)), words)}"
+    if within:
+        note = f"{note.rstrip('.')}. {words('comparison.within', margin=words.local(answer.margin_text(item)))}"
     where = words("whole_run") if item.phase == "run" else item.phase
     moved = "moved" if item.moved else ""
     return Row(f"{where}: {words.metric(item.metric)}", cells, kind=moved or item.verdict, note=note)
@@ -138,16 +142,26 @@ def effects_plot(comparisons: Sequence[ComparisonResult], words: Words) -> Plot 
     return drawn(svg, words("figure.effects"), caption)
 
 
-def ecdf_plot(verdict: Verdict, chosen: Chosen, words: Words) -> Plot | None:
-    """The times to first token of all requests of the deciding phase."""
+def ecdf_plot(
+    verdict: Verdict, chosen: Chosen, words: Words, kept: Mapping[tuple[str, str], FirstTokens] | None = None
+) -> Plot | None:
+    """The times to first token of all requests of the deciding phase.
+
+    `kept`: (host, run) → those of runs whose records do not list their requests any more.
+    """
     primary = answer.primary_of(verdict.comparisons)
     phase = primary.phase if primary else "return"
-    times: dict[str, list[float | None]] = {
-        arm: [request.ttft_seconds for item in phases_of(chosen.used, arm, phase) for request in item.requests]
+    of_runs = {**(kept or {}), **first_tokens_of_runs([run for run in chosen.used if _lists(run, phase)], phase)}
+    times = {
+        arm: [of_runs[run.host, run.run] for run in chosen.used if run.arm == arm and (run.host, run.run) in of_runs]
         for arm in chosen.arms
     }
     caption = words("caption.ecdf", phase=phase)
     return drawn(figures.ecdf_plot(times, words, caption), words("figure.ecdf"), caption)
+
+
+def _lists(run: RunRecord, phase: str) -> bool:
+    return any(found.name == phase and found.requests for found in run.phases)
 
 
 def mix_plot(verdict: Verdict, pays: str, words: Words) -> Plot | None:

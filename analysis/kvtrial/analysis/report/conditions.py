@@ -1,7 +1,9 @@
 """The section on conditions: all it takes to repeat the campaign, its runs and time, the honesty card. Pure."""
 
+import itertools
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -180,7 +182,8 @@ def _plain(value: Any) -> str:
 def _configuration_differences(records: Sequence[RunRecord], arms: Sequence[str]) -> list[Row]:
     """Entries of the resolved configuration that are not the same in all arms.
 
-    What differs between runs of one arm on one host, as a path of each start, is no difference of the arms.
+    What differs between runs of one arm on one host, as a path of each start, is no difference of the arms; unless the
+    arms' values lie apart, as the size of a cache that each start finds for itself.
     """
     configs = [_resolved_config(records, arm) for arm in arms]
     keys = sorted({key for config in configs for key in config})
@@ -190,15 +193,40 @@ def _configuration_differences(records: Sequence[RunRecord], arms: Sequence[str]
     ]
 
 
+OF_A_START = re.compile(r"/|[0-9a-f]{8}-|\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{8,}\b")
+"""A path, a uuid or a long hexadecimal number: what every start has another of."""
+KEY_OF_A_START = re.compile(r"(?:^|[._ -])(?:port|pid|id|ids|uuid|time|timestamp)(?:$|[._ -])")
+NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
+
+
 def _is_of_a_start(records: Sequence[RunRecord], key: str) -> bool:
-    """Whether an entry has other values in other runs of one arm on one host."""
-    values: dict[tuple[str, str], str] = {}
+    """Whether an entry has other values in other runs of one arm on one host, and the arms' values do not lie apart."""
+    by_run: dict[tuple[str, str], set[str]] = {}
+    by_arm: dict[str, set[str]] = {}
     for record in records:
-        if record.resolved is not None:
-            found = _entry(record.resolved, key)
-            if values.setdefault((record.host, record.arm), found) != found:
-                return True
-    return False
+        if record.resolved is not None and (record.resolved.config or record.resolved.log_facts):
+            value = _entry(record.resolved, key)
+            by_run.setdefault((record.host, record.arm), set()).add(value)
+            by_arm.setdefault(record.arm, set()).add(value)
+    if all(len(values) == 1 for values in by_run.values()):
+        return False
+    if KEY_OF_A_START.search(key) or any(OF_A_START.search(value) for values in by_arm.values() for value in values):
+        return True
+    return not any(_lie_apart(a, b) for a, b in itertools.combinations(by_arm.values(), 2))
+
+
+def _lie_apart(a: set[str], b: set[str]) -> bool:
+    """Whether two arms' values have nothing in common: of numbers, not even their ranges."""
+    texts = {NUMBER.sub("#", value) for value in a | b}
+    if len(texts) > 1 or "#" not in next(iter(texts)):
+        return not a & b
+    mine, theirs = (
+        [[float(n.replace(",", "")) for n in NUMBER.findall(value)] for value in values] for values in (a, b)
+    )
+    return any(
+        max(own) < min(other) or max(other) < min(own)
+        for own, other in zip(zip(*mine, strict=True), zip(*theirs, strict=True), strict=True)
+    )
 
 
 def _entry(resolved: Resolved, key: str) -> str:

@@ -1,11 +1,14 @@
 """Figures of comparisons: pairs, effects, requests, the sweep of shares. Each is None where nothing can be drawn."""
 
+import bisect
+import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from kvtrial.analysis.firsttokens import FirstTokens
 from kvtrial.analysis.report.drawing import (
     ARMS,
     BAD,
@@ -245,36 +248,36 @@ def mix_plot(found: FoundBreakEven, computed: BreakEven, label: str, words: Word
         return drawing.svg(words("figure.mix"), description)
 
 
-def ecdf_plot(times_seconds: dict[str, list[float | None]], words: Words, description: str) -> str | None:
+def ecdf_plot(times: Mapping[str, Sequence[FirstTokens]], words: Words, description: str) -> str | None:
     """Share of requests whose first token came within a time, one line an arm. None if no request has a time.
 
     A request without a time (failed) counts in the share's denominator: its arm's line ends below 1.
     """
-    arms = {arm: sorted(finite(values)) for arm, values in times_seconds.items()}
-    if not any(arms.values()):
+    arms = {arm: _put_together(runs) for arm, runs in times.items()}
+    if not any(values for values, _ in arms.values()):
         return None
-    longest = max(values[-1] for values in arms.values() if values)
+    longest = max(values[-1] for values, _ in arms.values() if values)
     factor, unit = time_scale(longest, words)
     with style():
         drawing = Drawing("ecdf", words)
         axes = drawing.axes
-        for index, (arm, values) in enumerate(arms.items()):
+        for index, (arm, (values, came)) in enumerate(arms.items()):
             if not values:
                 continue
-            sent = len(times_seconds[arm])
+            sent = sum(run.sent for run in times[arm])
             step = max(1, math.ceil(len(values) / ECDF_POINTS_MAX))
             ranks = sorted({*range(0, len(values), step), len(values) - 1})
             x = [values[rank] * factor for rank in ranks]
-            y = [(rank + 1) / sent for rank in ranks]
+            y = [came[rank] / sent for rank in ranks]
             color, line = ARMS[index % len(ARMS)], LINES[index % len(LINES)]
             axes.step([x[0], *x, longest * factor * 1.04], [0, *y, y[-1]], where="post", color=color, linestyle=line,
                       linewidth=2, label=f"{shown(arm, 18)} ({words.whole(sent)})")  # fmt: skip
             for share in (0.5, 0.95):
-                rank = max(0, math.ceil(share * sent) - 1)
+                rank = bisect.bisect_left(came, max(1, math.ceil(share * sent)))
                 if rank >= len(values):
                     # So many failed that this share of the requests never got a first token.
                     continue
-                mark = axes.plot([values[rank] * factor], [(rank + 1) / sent], "o", color=color, markersize=6)
+                mark = axes.plot([values[rank] * factor], [came[rank] / sent], "o", color=color, markersize=6)
                 drawing.tip(mark, f"{arm}, p{share * 100:.0f}: {words.seconds(values[rank])}")
         axes.set_xlim(0, longest * factor * 1.04)
         axes.set_ylim(0, 1.03)
@@ -285,3 +288,9 @@ def ecdf_plot(times_seconds: dict[str, list[float | None]], words: Words, descri
         axes.set_ylabel(words("axis.share_of_requests"))
         legend_above(axes)
         return drawing.svg(words("figure.ecdf"), description)
+
+
+def _put_together(runs: Sequence[FirstTokens]) -> tuple[list[float], list[int]]:
+    """The times of all runs in ascending order, and how many requests had come by each."""
+    points = sorted(point for run in runs for point in zip(run.seconds, run.requests, strict=True))
+    return [seconds for seconds, _ in points], list(itertools.accumulate(requests for _, requests in points))

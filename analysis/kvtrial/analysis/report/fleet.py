@@ -87,7 +87,7 @@ def _hosts(verdict: Verdict, odd: Sequence[str], words: Words) -> list[Row]:
     """A row a host: those of another verdict first, then odd ones, oddest first; empty where there is only one host."""
     if len(verdict.hosts) < 2:
         return []
-    rows = []
+    rows, names = [], answer.arms_in(verdict)
     for host in _ordered(verdict, odd)[:HOSTS_SHOWN_MAX]:
         primary = answer.primary_of(host.comparisons)
         effect = words.local(answer.effect_text(primary)) if primary else "–"
@@ -99,7 +99,7 @@ def _hosts(verdict: Verdict, odd: Sequence[str], words: Words) -> list[Row]:
             interval,
             runs,
             str(host.runs.engine_faults),
-            clipped(answer.sentence(host.reason)),
+            clipped(answer.sentence(host.reason, names)),
         ]
         rows.append(Row(host.host, cells, kind=host.verdict, note=words("fleet.is_odd") if host.host in odd else ""))
     return rows

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from kvtrial.analysis import answer
+from kvtrial.analysis.report.said import is_said, said_text
 from kvtrial.analysis.report.selection import HOSTS_SHOWN_MAX, Row, clipped
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.record import RunRecord
@@ -43,12 +44,18 @@ def fault_rows(records: Sequence[RunRecord], words: Words) -> list[Row]:
             continue
         place = f"{fault.fault}, {fault.origin}" + (f", {words('phase')} {fault.phase}" if fault.phase else "")
         parts = [fault.detail]
-        parts += [words("faults.cause", said=fault.cause)] if fault.cause else []
-        parts += [words("faults.fix", said=fault.fix)] if fault.fix else []
+        parts += [words("faults.cause", said=_in_words(fault.cause, words))] if fault.cause else []
+        parts += [words("faults.fix", said=_in_words(fault.fix, words))] if fault.fix else []
         log = "\n".join(answer.one_line(line, 300) for line in fault.log_tail[-12:])
         cells = [record.arm, place, clipped(" ".join(map(answer.sentence, parts)))]
         rows.append(Row(f"{record.host} / {record.run}", cells, kind=record.outcome, note=log))
     return sorted(rows, key=lambda row: row.kind != "engine_fault")[:HOSTS_SHOWN_MAX]
+
+
+def _in_words(text: str, words: Words) -> str:
+    """What is known of a fault, in the page's language; in English, which the page marks, where it has no words."""
+    line = answer.sentence(text)
+    return said_text(line, words) if is_said(line, words) else text
 
 
 def faults_left_out(records: Sequence[RunRecord], words: Words) -> str:

@@ -1,10 +1,11 @@
 """The section on offloading: regimes, where prompt tokens came from, bytes, lengths, tier sizes, memory. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
 from kvtrial.analysis import answer
+from kvtrial.analysis.firsttokens import FirstTokens
 from kvtrial.analysis.lengths import NEVER, Crossing, LengthFit
 from kvtrial.analysis.report import comparisons, top
 from kvtrial.analysis.report import figures_offload as figures
@@ -63,16 +64,23 @@ class Section(Struct, frozen=True):
     left_out: str
 
 
-def section(verdict: Verdict, protocol: Protocol, chosen: Chosen, fits: Sequence[LengthFit], words: Words) -> Section:
-    """The section; what was not measured is empty."""
+def section(
+    verdict: Verdict,
+    protocol: Protocol,
+    chosen: Chosen,
+    fits: Sequence[LengthFit],
+    words: Words,
+    first_tokens: Mapping[tuple[str, str], FirstTokens] | None = None,
+) -> Section:
+    """The section; what was not measured is empty. `first_tokens`: see build_report."""
     sources = _sources(chosen)
     plots = [
         comparisons.pairs_plot(verdict, words),
         comparisons.effects_plot(verdict.comparisons, words),
         _regimes_plot(protocol, chosen, words),
         _sources_plot(sources, words),
-        _moved_plot(chosen, words),
-        comparisons.ecdf_plot(verdict, chosen, words),
+        _moved_plot(sources, words),
+        comparisons.ecdf_plot(verdict, chosen, words, first_tokens),
         comparisons.mix_plot(verdict, _pays(verdict, words), words),
         _lengths_plot(fits, words),
         _tiers_plot(verdict, words),
@@ -231,10 +239,10 @@ def _sources_plot(sources: Sequence[Source], words: Words) -> Plot | None:
     return drawn(svg, words("figure.sources"), caption)
 
 
-def _moved_plot(chosen: Chosen, words: Words) -> Plot | None:
+def _moved_plot(sources: Sequence[Source], words: Words) -> Plot | None:
     """Bytes stored and loaded by phase, of the arm that moved most."""
     by_arm: dict[str, dict[str, tuple[float, float]]] = {}
-    for source in _sources(chosen):
+    for source in sources:
         pair = (source.load_bytes or 0.0, source.store_bytes or 0.0)
         if any(pair):
             by_arm.setdefault(source.arm, {})[source.phase] = pair

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from kvtrial.analysis import answer
+from kvtrial.analysis.firsttokens import FirstTokens
 from kvtrial.analysis.history.model import History
 from kvtrial.analysis.lengths import LengthFit
 from kvtrial.analysis.prices import Prices
@@ -41,13 +42,15 @@ def build_report(
     prices: Prices | None = None,
     commands: Mapping[str, str] | None = None,
     record_names: Mapping[tuple[str, str], str] | None = None,
+    first_tokens: Mapping[tuple[str, str], FirstTokens] | None = None,
 ) -> str:
     """The report as HTML text: pure, the same input gives the same text.
 
     `records`: all runs, dropped and faulty ones too. `campaign`: what campaign.json holds. `history`: of earlier
     campaigns, if any. `fits`: from which prefix length on it pays, of this campaign and of others with other models.
     `prices`: what the user pays, for the brief. `commands`: what may be copied, by name (unpack, campaign, run,
-    verdict, report). `record_names`: (host, run) → its record's file, where that is not record.json.
+    verdict, report). `record_names`: (host, run) → its record's file, where that is not record.json. `first_tokens`:
+    (host, run) → the times of the deciding phase, of runs whose records are cut down.
     Everything that comes from a host, a log or a user is escaped. Missing parts (no run, one run, NaN) are laid out as
     "not measured".
     """
@@ -89,7 +92,7 @@ def build_report(
         dropped=dropped_pairs(verdict, chosen.records),
         engine_faults=answer.engine_faults(verdict),
         comparisons=comparisons.groups(verdict.comparisons, words),
-        offload=offload.section(verdict, protocol, chosen, fits, words),
+        offload=offload.section(verdict, protocol, chosen, fits, words, first_tokens),
         preemption=preemption.section(
             verdict.ladder, protocol.control, chosen, words, verdict.comparisons, len(verdict.hosts)
         ),
@@ -113,7 +116,7 @@ def build_brief(
     """brief.md: half a page of Markdown."""
     words = Words(language)
     made = brief.brief_of(verdict, protocol, choose(protocol, records, verdict), words, prices, fits)
-    return brief.to_markdown(made, words("brief.from", campaign=verdict.campaign, protocol=verdict.protocol))
+    return brief.to_markdown(made, words("brief.from", campaign=verdict.campaign))
 
 
 def _environment(words: Words) -> Environment:

@@ -109,6 +109,13 @@ def reached_words(entry: Reached | None, words: Words) -> str:
     return level if entry.broken_by else words("change.at_least", level=level)
 
 
+def reached_in_brief(entry: Reached | None, words: Words) -> str:
+    """The same in a sign: "≥ 16" where no higher level was tried."""
+    if entry is None or entry.concurrency is None:
+        return words("change.none") if entry is not None else "–"
+    return f"{'' if entry.broken_by else '≥ '}{words.whole(entry.concurrency)}"
+
+
 def moved_words(arm: ArmLadder, words: Words) -> str:
     """Where the delay went; nothing could move where no preemption was taken away."""
     if arm.moved is None:
@@ -116,6 +123,13 @@ def moved_words(arm: ArmLadder, words: Words) -> str:
     if arm.moved:
         return words("change.is_moved")
     return words("change.nothing_given" if _gives_nothing(arm) else "change.not_moved")
+
+
+def moved_in_brief(arm: ArmLadder, words: Words) -> str:
+    """The same in a word."""
+    if arm.moved:
+        return words("change.is_moved")
+    return words("ways.no_gain" if _gives_nothing(arm) else "ways.not_moved")
 
 
 def _gives_nothing(arm: ArmLadder) -> bool:

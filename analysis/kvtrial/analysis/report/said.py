@@ -1,9 +1,10 @@
 """Sentences of the analysis in the page's language: each form once, with holes for its numbers and names. Pure.
 
 Gates, reasons and caveats are written in English by what decides them, and a verdict keeps them so. A catalogue
-`texts/said.LANGUAGE.yml` holds the English form of each with its translation, as gettext does; a sentence is known by
-its form, so that verdicts of earlier releases are translated, too. What no form fits stays English and is told apart,
-for a page to mark it so. English has forms where a sentence quotes the name of a metric.
+`texts/said.LANGUAGE.yml` holds the English form of each with its translation, as gettext does, and
+`texts/known.LANGUAGE.yml` those of what is known of engines' failures and defects; a sentence is known by its form, so
+that verdicts of earlier releases are translated, too. What no form fits stays English and is told apart, for a page to
+mark it so. English has forms where a sentence quotes the name of a metric.
 """
 
 import functools
@@ -75,8 +76,10 @@ def is_said(text: str, words: Words) -> bool:
 @functools.cache
 def forms(language: str) -> list[Form]:
     """The forms of a language, those with the most text of their own first."""
-    path = resources.files("kvtrial.analysis.report") / "texts" / f"said.{language}.yml"
-    listed = yaml.load(path.read_text(encoding="utf-8"), _Loader).items()
+    folder = resources.files("kvtrial.analysis.report") / "texts"
+    paths = [folder / f"{name}.{language}.yml" for name in ("known", "said")]
+    found = [yaml.load(path.read_text(encoding="utf-8"), _Loader) for path in paths if path.is_file()]
+    listed = {english: translation for forms in found for english, translation in forms.items()}.items()
     return [_form(*item) for item in sorted(listed, key=lambda item: len(HOLE.sub("", item[0])), reverse=True)]
 
 
@@ -149,7 +152,11 @@ def _clauses(text: str, words: Words, depth: int) -> list[Part]:
 
 
 def _clause(text: str, words: Words, depth: int) -> list[Part]:
-    return _known(text, words, depth) or [Part(*_left(text, words))]
+    """One clause; a title inside a sentence begins with a capital, its form does not."""
+    known = _known(text, words, depth)
+    if not known and depth and text[:1].isupper():
+        known = _known(text[0].lower() + text[1:], words, depth)
+    return known or [Part(*_left(text, words))]
 
 
 def _left(text: str, words: Words) -> tuple[str, bool]:

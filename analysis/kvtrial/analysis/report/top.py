@@ -20,7 +20,7 @@ def headline(verdict: Verdict, words: Words) -> str:
     primary = answer.primary_of(verdict.comparisons)
     if verdict.verdict == "INVALID":
         if verdict.reason and is_said(verdict.reason, words):
-            said = said_text(answer.sentence(verdict.reason), words)
+            said = said_text(answer.sentence(verdict.reason, answer.arms_in(verdict)), words)
             return words("head.invalid_reason", reason=said[:1].lower() + said[1:])
         gate = _failed_gate(verdict)
         if gate is None:
@@ -152,12 +152,14 @@ def merits(verdict: Verdict, words: Words) -> list[tuple[str, str, str]]:
         found.append((words("merit.pairs"), str(primary.pairs), small))
     if verdict.break_even is not None:
         even = verdict.break_even
+        arms = words("merit.of_arms", arm=even.arm, against=even.against) if even.arm else ""
+        length = answer.prefix_length(even)
+        length = words("merit.of_length", tokens=words.local(length)) if length else ""
         if even.found is not None:
-            found.append((words("merit.even_found"), *_even(even.found, even.found.pays, verdict, words)))
+            what = words("merit.even_found") + arms + length
+            found.append((what, *_even(even.found, even.found.pays, verdict, words)))
         never = even.hit_share is None and even.gain_seconds is not None and even.gain_seconds <= 0
-        what = words("merit.even_computed" if even.found is not None else "merit.even")
-        if length := answer.length_of(even.hit):
-            what += words("merit.of_length", tokens=length)
+        what = words("merit.even_computed" if even.found is not None else "merit.even") + arms + length
         found.append((what, *_even(even, "none" if never else "above", verdict, words)))
     return found
 
@@ -231,13 +233,26 @@ def next_step(verdict: Verdict, words: Words) -> str:
     return f"{words(f'next.{found[0]}', **values)} {_beside_the_advice(verdict, words)}".rstrip()
 
 
+IS_ADVICE = re.compile(r"\S+ is BETTER by the primary comparison and no guard is WORSE")
+"""What "adopt" means: the brief has said it."""
+
+
+def next_in_brief(verdict: Verdict, words: Words) -> str:
+    """The same in fewer words: an arm to adopt is not said to be BETTER once more."""
+    first, _, more = answer.one_line(verdict.recommendation.reason).partition("; ")
+    if not words.is_english or _action(verdict) is None or not IS_ADVICE.fullmatch(first):
+        return next_step(verdict, words)
+    action = answer.sentence(answer.one_line(verdict.recommendation.action))
+    return f"{action} {answer.sentence(more, answer.arms_in(verdict))}".rstrip()
+
+
 def _beside_the_advice(verdict: Verdict, words: Words) -> str:
     """What the reason adds to the advice, as another arm that is better, too: where the language has words for it."""
     reason = answer.one_line(verdict.recommendation.reason)
     _, _, more = reason.partition("; ")
     if not more or reason in answer.one_line(verdict.reason) or not is_said(answer.sentence(more), words):
         return ""
-    return said_text(answer.sentence(more), words)
+    return said_text(answer.sentence(more, answer.arms_in(verdict)), words)
 
 
 def next_is_the_tools(verdict: Verdict, words: Words) -> bool:
@@ -263,8 +278,8 @@ def answers(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
     """(label, sentence, whether it is the analysis's own) below the verdict."""
     if not words.is_english:
         return _translated(verdict, words)
-    primary = answer.primary_of(verdict.comparisons)
-    pairs: list[tuple[str, str | None]] = [(words("answer.why"), answer.sentence(verdict.reason))]
+    primary, names = answer.primary_of(verdict.comparisons), answer.arms_in(verdict)
+    pairs: list[tuple[str, str | None]] = [(words("answer.why"), answer.sentence(verdict.reason, names))]
     if verdict.verdict != "INVALID":
         pairs += [
             (words("answer.effect"), answer.effect_sentence(primary) if primary else None),
@@ -274,7 +289,7 @@ def answers(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
         ]
     pairs.append((words("answer.checks"), counts(verdict, words)))
     headline_said = answer.headline(verdict)
-    return [(label, answer.sentence(text), True) for label, text in pairs if text and text != headline_said]
+    return [(label, answer.sentence(text, names), True) for label, text in pairs if text and text != headline_said]
 
 
 def _translated(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
@@ -282,7 +297,7 @@ def _translated(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
     primary = answer.primary_of(verdict.comparisons)
     found: list[tuple[str, str | None, bool]] = []
     if verdict.verdict != "INVALID" or not is_said(verdict.reason, words):
-        found.append((words("answer.why"), answer.sentence(verdict.reason), True))
+        found.append((words("answer.why"), answer.sentence(verdict.reason, answer.arms_in(verdict)), True))
     if verdict.verdict != "INVALID":
         found += [
             (words("answer.elsewhere"), _elsewhere(verdict, words), False),
@@ -293,21 +308,25 @@ def _translated(verdict: Verdict, words: Words) -> list[tuple[str, str, bool]]:
         # The action stands above, in the catalogue's words; what is left is why.
         why = answer.one_line(verdict.recommendation.reason)
         said_already = why in answer.one_line(verdict.reason)
-        found.append((words("answer.next"), "" if said_already else answer.sentence(why), True))
+        found.append(
+            (words("answer.next"), "" if said_already else answer.sentence(why, answer.arms_in(verdict)), True)
+        )
     found.append((words("answer.checks"), counts(verdict, words), False))
     return [(label, text, quoted) for label, text, quoted in found if text]
 
 
 def _elsewhere(verdict: Verdict, words: Words) -> str:
-    """The guards counted as in English (worse, undecided), then each."""
-    guards = [item for item in verdict.comparisons if item.role == "guard"]
-    if not guards:
+    """The guards counted as in English (worse, undecided), then each, and what fits the engine's cache."""
+    guards, fits = answer.elsewhere_of(verdict)
+    if not guards and not fits:
         return ""
+    if not guards:
+        return f"{words('answer.guards_not_declared')}: {_guards(fits, words)}."
     worse = sum(item.verdict == "WORSE" for item in guards)
     undecided = sum(item.verdict in ("INCONCLUSIVE", "INVALID") for item in guards)
     summary = "worse" if worse else "undecided" if undecided else "none"
     count = words(f"answer.guards_{summary}", worse=worse, undecided=undecided, guards=len(guards))
-    return f"{_capital(count)}: {_guards(guards, words)}."
+    return f"{_capital(count)}: {_guards([*guards, *fits], words)}."
 
 
 def _guards(guards: Sequence[ComparisonResult], words: Words) -> str:
@@ -336,7 +355,7 @@ def _detection(primary: ComparisonResult | None, words: Words) -> str | None:
 
 
 def break_even(verdict: Verdict, words: Words) -> str:
-    """From which share of returning requests on it pays: as a sweep found it, then as computed; "" where none can say.
+    """From which share of returning requests on an arm pays: as a sweep found it, then as computed; "" if none can say.
 
     What was found decides: the computed share rests on a return and a miss by themselves.
     """
@@ -344,10 +363,12 @@ def break_even(verdict: Verdict, words: Words) -> str:
     if even is None or verdict.verdict == "INVALID":
         return ""
     if even.found is None:
-        return _even_sentence(even, verdict, words, even.own_hit_share)
-    found = _found_sentence(even.found, even.own_hit_share, verdict, words)
-    computed = _even_sentence(even, verdict, words, None)
-    return f"{found} {words('brief.even_computed', computed=computed)}" if computed else found
+        said = _even_sentence(even, verdict, words, even.own_hit_share)
+    else:
+        said = _found_sentence(even.found, even.own_hit_share, verdict, words)
+        computed = _even_sentence(even, verdict, words, None)
+        said += f" {words('brief.even_computed', computed=computed)}" if computed else ""
+    return words("brief.even_of", arm=even.arm, against=even.against, said=said) if even.arm and said else said
 
 
 def _found_sentence(found: FoundBreakEven, own: float | None, verdict: Verdict, words: Words) -> str:
@@ -373,8 +394,8 @@ def _found_sentence(found: FoundBreakEven, own: float | None, verdict: Verdict, 
 
 def _even_sentence(even: BreakEven, verdict: Verdict, words: Words, own: float | None) -> str:
     """The computed break-even in a sentence; without a share where none is shown. `own`: the user's share."""
-    length = answer.length_of(even.hit)
-    prefix = words("brief.prefix_of", tokens=length) if length else words("brief.prefix")
+    length = answer.prefix_length(even)
+    prefix = words("brief.prefix_of", tokens=words.local(length)) if length else words("brief.prefix")
     if even.hit_share is None and even.gain_seconds is not None and even.gain_seconds <= 0:
         if verdict.verdict == "INCONCLUSIVE":
             return words("brief.even_not_told")

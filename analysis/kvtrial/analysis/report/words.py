@@ -24,10 +24,12 @@ _RU_UNITS = {
 }  # fmt: skip
 MINUS = "\u2212"
 _TIMES = re.compile(r"(?<!\w)x(?=\d[\d,]*(?:\.\d+)?(?![\w.-]))")
-_TIMES_IN_A_SENTENCE = re.compile(r"(?<!\w)x(?=\d[\d,]*(?:\.\d+(?![\w.-])| \(-?[\d.]|, \d+ ?% | or more))")
+_TIMES_IN_A_SENTENCE = re.compile(
+    r"(?<!\w)x(?=\d[\d,]*(?:\.\d+(?![\w.-])| \(-?[\d.,]+ to -?[\d.,]+\)|, \d+ ?% interval| or more))"
+)
 """A name may be x2 as well: a ratio has a fraction, an interval, or so much "or more"."""
 _MINUS = re.compile(r"(?<![\w.,)\]\-=/])-(?=\d)")
-_MINUS_IN_A_SENTENCE = re.compile(r"(--?[A-Za-z][\w.-]* )?(?<![\w.,)\]\-=/])-(?=\d)")
+_MINUS_IN_A_SENTENCE = re.compile(r"(--?[A-Za-z][\w.-]* (?:[A-Za-z][\w.-]*[ =])?)?(?<![\w.,)\]\-=/])-(?=\d)")
 """Behind an option stands what a shell is to take."""
 _SIGNS = (
     (re.compile(r"(?<![\w.,])\.(?=\d)"), "0."),
