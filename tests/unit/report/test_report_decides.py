@@ -124,7 +124,7 @@ def test_a_break_even_names_the_length_that_it_holds_for() -> None:
     verdict = build.verdict(break_even=msgspec.structs.replace(even, hit="return_16k"))
     assert "return to an evicted prefix of 16k tokens on" in pays(brief(verdict))
     assert "к вытесненному префиксу в 16k токенов" in pays(brief(verdict, "ru"))
-    assert "break-even hit share, prefixes of 16k tokens" in Page(render(verdict)).text
+    assert "interval 2 % to 19 %; prefixes of 16k tokens" in Page(render(verdict)).text.replace("\u00a0", " ")
     assert "more than 8.3 % of requests return to an evicted prefix of 16k tokens" in str(
         answer.break_even_text(verdict.break_even)
     )

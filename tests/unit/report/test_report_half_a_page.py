@@ -89,8 +89,10 @@ def of_arms(**changes: object) -> Verdict:
 
 def test_a_break_even_names_its_arms_and_length_wherever_it_stands() -> None:
     verdict = of_arms(prefix_tokens=8200)
-    tile = next(what for what, *_ in top.merits(verdict, EN) if what.startswith("break-even"))
-    assert tile == "break-even hit share, offload against control, prefixes of 8,200 tokens"
+    tile = next(" | ".join(merit) for merit in top.merits(verdict, EN) if merit[0].startswith("break-even"))
+    assert tile == (
+        "break-even hit share | 8.3 % | interval 2 % to 19 %; offload against control, prefixes of 8,200 tokens"
+    )
     said = build_brief(verdict, build.protocol(), build.records())
     assert "**When offloading pays**: offload against control: from 8.3 %" in said
     assert "return to an evicted prefix of 8,200 tokens" in said

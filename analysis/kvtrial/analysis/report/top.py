@@ -152,16 +152,22 @@ def merits(verdict: Verdict, words: Words) -> list[tuple[str, str, str]]:
         found.append((words("merit.pairs"), str(primary.pairs), small))
     if verdict.break_even is not None:
         even = verdict.break_even
-        arms = words("merit.of_arms", arm=even.arm, against=even.against) if even.arm else ""
-        length = answer.prefix_length(even)
-        length = words("merit.of_length", tokens=words.local(length)) if length else ""
         if even.found is not None:
-            what = words("merit.even_found") + arms + length
-            found.append((what, *_even(even.found, even.found.pays, verdict, words)))
+            share, small = _even(even.found, even.found.pays, verdict, words)
+            found.append((words("merit.even_found"), share, _of_whom(even, small, words)))
         never = even.hit_share is None and even.gain_seconds is not None and even.gain_seconds <= 0
-        what = words("merit.even_computed" if even.found is not None else "merit.even") + arms + length
-        found.append((what, *_even(even, "none" if never else "above", verdict, words)))
+        share, small = _even(even, "none" if never else "above", verdict, words)
+        what = words("merit.even_computed" if even.found is not None else "merit.even")
+        found.append((what, share, _of_whom(even, small, words)))
     return found
+
+
+def _of_whom(even: BreakEven, small: str, words: Words) -> str:
+    """The small print of a break-even with its arms and the length of its prefixes."""
+    length = answer.prefix_length(even)
+    said = [words("merit.of_arms", arm=even.arm, against=even.against)] if even.arm else []
+    said += [words("merit.of_length", tokens=words.local(length))] if length else []
+    return "; ".join(filter(None, [small, ", ".join(said)]))
 
 
 def _even(even: BreakEven | FoundBreakEven, pays: str, verdict: Verdict, words: Words) -> tuple[str, str]:
