@@ -346,13 +346,8 @@ def _named(a: tuple[str, str], b: tuple[str, str], what: str) -> tuple[str, str,
     if a[0] == b[0] or not (a[1] and b[1]):
         of = a[0] if a[1] else b[0]
         return f"{what}, {of}" if of else what, a[1] or "–", b[1] or "–"
-<<<<<<< HEAD
-    left, right = (f"{of}: {text}" if of else text for of, text in (a, b))
-    return what, left, right
-=======
     mine, theirs = (f"{of}: {text}" if of else text for of, text in (a, b))
     return what, mine, theirs
->>>>>>> report10
 
 
 def _decides(pair: Pair) -> bool:
