@@ -265,7 +265,7 @@ def test_rollback_is_a_variable_and_fetches_nothing(site: Site) -> None:
     site.plays.set(kvtrial_driver_version=MID, kvtrial_vllm_version="0.30.0")
     done = site.plays.play(PROVISION, *TWO, fails=False)
     assert site.driver() == [f"{MID} {MID}"] * 3
-    assert "Pack the wheels" not in done.stdout
+    assert "Pack the wheels that this host needs" not in done.stdout
     # What the upgrade left of Ubuntu's firmware, with its version in its name, is no driver at another version.
     assert site.hosts[0].sh(f"dpkg-query -W -f '${{Version}}' nvidia-firmware-580-{NEW}") == f"{NEW}-1"
     assert site.changed(*ONE) == {"h1": 0}

@@ -374,7 +374,7 @@ def test_a_driver_too_old_for_the_wheels_fails_before_anything_is_fetched(site: 
     """Complaint 8."""
     done = site.plays.play(PROVISION, "-e", f"kvtrial_driver_version={OLD}", fails=True)
     assert f"driver {OLD} < 580 needed by the CUDA 13 wheels of vLLM 0.30.0" in last_line(done)
-    assert "Pack the wheels" not in done.stdout and site.host.sh(f"ls {STATE}", check=False) == ""
+    assert "Pack the wheels that this host needs" not in done.stdout and site.host.sh(f"ls {STATE}", check=False) == ""
     assert site.driver() == OLD
     # Check mode says what is due, and what is in the way, and judges the wheels by the driver that would come.
     site.plays.set("h1", kvtrial_host_drained=False)
