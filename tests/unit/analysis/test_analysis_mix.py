@@ -243,7 +243,9 @@ def test_the_found_share_is_set_beside_the_computed_one_of_the_same_pairs():
     assert even.hit_share is not None
     assert even.found.minus_computed == pytest.approx(even.found.hit_share - even.hit_share, abs=0.06)
     text = answer.break_even_text(even)
-    assert text.startswith("Found by the sweep of 5 shares: it pays when more than 10 % of requests return")
+    assert text.startswith(
+        "offload against control: Found by the sweep of 5 shares: it pays when more than 10 % of requests return"
+    )
     assert "Computed from a return and a miss by themselves, it pays when more than" in text
     assert msgspec.json.decode(msgspec.json.encode(verdict), type=Verdict) == verdict
 
