@@ -18,6 +18,7 @@ can fill the pool, and at its upper end at the latest every replay of their own 
 
 import itertools
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -34,6 +35,8 @@ REPLAYED_LEVELS_MAX = 512
 MOST_REQUESTS = 10**9
 TOO_FEW = "too few requests"
 """In the reason of an onset that more requests would show."""
+SENT_TIMES = 2
+"""A replay beyond REPLAYED_REQUESTS_MAX in flight sends so many times the requests that are in flight, if there are."""
 TURNAROUNDS_STEPS = (0, 2, 6)
 """Engine steps between the end of an answer and the next request's arrival."""
 STAGGERS_STEPS = (0, 1, 4)
@@ -267,7 +270,7 @@ def _range(
     if most == REPLAYED_REQUESTS_MAX < len(lengths) and not replay_preemptions(
         replayed, most, usable_blocks, block_tokens, max_running, batched_tokens=batched_tokens
     ):
-        return _beyond_replays(lengths, safe, usable_blocks, block_tokens, max_running, what)
+        return _beyond_replays(lengths, safe, usable_blocks, block_tokens, max_running, batched_tokens, what)
     first = [
         _first_preempted(
             lambda _: replayed, range(safe + 1, most + 1), usable_blocks, block_tokens, max_running, budget,
@@ -299,20 +302,40 @@ def _range(
 
 
 def _beyond_replays(
-    lengths: Sequence[Length], safe: int, usable_blocks: int, block_tokens: int, max_running: int | None, what: str
+    lengths: Sequence[Length],
+    safe: int,
+    usable_blocks: int,
+    block_tokens: int,
+    max_running: int | None,
+    batched_tokens: int | None,
+    what: str,
 ) -> OnsetPlan:
-    """The onset of more requests than are replayed: where their prompts fill the pool, the next token preempts."""
-    mean = sum(blocks_at_admission(length, block_tokens) for length in lengths) / len(lengths)
-    full = math.ceil(usable_blocks / mean)
-    at_end = usable_blocks * len(lengths) // sum(blocks_at_end(length, block_tokens) for length in lengths)
-    if max_running is not None and max_running <= at_end:
-        return _never(safe, f"{what}; max-num-seqs lets in {max_running}, and {at_end} fit to their end on average")
-    full = min(full, max_running or full)
+    """The onset of more requests in flight than are replayed level by level: bisected, over all that are sent."""
+    most = min(len(lengths), max_running or len(lengths))
+
+    def preempts(level: int, turnaround: int) -> bool:
+        sent = lengths[: SENT_TIMES * level]
+        return bool(
+            replay_preemptions(sent, level, usable_blocks, block_tokens, max_running, turnaround, 0, batched_tokens)
+        )
+
+    first = [
+        None
+        if not preempts(most, turnaround)
+        else bisect_left(range(most), True, lo=REPLAYED_REQUESTS_MAX, key=lambda level: preempts(level, turnaround))
+        for turnaround in TURNAROUNDS_STEPS
+    ]
+    found = [level for level in first if level is not None]
+    if not found:
+        limit = f"max-num-seqs {max_running}" if max_running == most else f"{most}"
+        return _never(safe, f"{what}; up to {limit} in flight no replay of their order preempts")
+    high = max(found) if len(found) == len(first) else most
     why = (
         f"{what}: up to {safe} in flight any of them fit, with {REPLAYED_REQUESTS_MAX} a replay of the "
-        f"first {REPLAYED_REQUESTS_MAX} does not preempt, {at_end} fit to their end on average, and {full} do not"
+        f"first {REPLAYED_REQUESTS_MAX} does not preempt, and from {min(found)} on replays do"
     )
-    return OnsetPlan(kind="range", low=safe + 1, high=full, last_safe=safe, why=why)
+    # Between the levels that were replayed others may preempt or not.
+    return OnsetPlan(kind="range", low=safe + 1, high=high, last_safe=safe, why=why, sure_end=False)
 
 
 def _all_at_once(lengths: Sequence[Length], usable_blocks: int, block_tokens: int, max_running: int | None) -> bool:
