@@ -140,6 +140,10 @@ def _of_one_length(
     if at_once and _whoever_is_early(length, safe + 1, usable_blocks, block_tokens):
         # One step computes all their prompts, so they grow in step.
         return OnsetPlan(kind="exact", low=safe + 1, high=safe + 1, last_safe=safe, why=fits)
+    if safe >= REPLAYED_REQUESTS_MAX:
+        high = min(UNSURE_TIMES * (safe + 1), max_running or UNSURE_TIMES * (safe + 1))
+        why = f"{fits} if they grow in step; so many are not replayed, and it may be up to {high} and beyond"
+        return OnsetPlan(kind="range", low=safe + 1, high=high, last_safe=safe, why=why, sure_end=False)
     # With more in flight than are let in somebody waits at all times, and who that is changes from run to run.
     most = min(admitted + 1, max_running or admitted + 1, safe + REPLAYED_LEVELS_MAX)
     ways = [(turnaround, 0, 0) for turnaround in TURNAROUNDS_STEPS]

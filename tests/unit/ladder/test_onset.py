@@ -5,6 +5,7 @@ import itertools
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from kvtrial.analysis import onset
 from kvtrial.analysis.onset import (
     LEAST_LEVELS,
     MOST_RATIO,
@@ -203,6 +204,15 @@ def test_a_mix_of_more_in_flight_than_are_replayed_level_by_level_that_only_queu
     found = predict_onset(lengths, 12_000, 16, running, 200_000)
     assert found.kind == "never" and found.why.endswith("so requests queue and none is preempted")
     assert replay_preemptions(lengths, len(lengths), 12_000, 16, running, batched_tokens=200_000) == 0
+
+
+def test_one_length_of_which_more_fit_than_are_replayed_has_no_sure_end(monkeypatch):
+    """The KV cache of a small model on a large GPU: level by level that would take minutes."""
+    monkeypatch.setattr(onset, "replay_preemptions", lambda *_, **__: pytest.fail("replayed"))
+    found = predict_onset([Length(512, 257)] * 64, 70_000, 16, None, 8192)
+    assert (found.kind, found.low, found.high, found.sure_end) == ("range", 1459, 2918, False)
+    assert found.why.endswith("so many are not replayed, and it may be up to 2918 and beyond")
+    assert predict_onset([Length(512, 257)] * 64, 70_000, 16, 2048, 8192).high == 2048
 
 
 def test_a_request_that_does_not_fit_alone_is_refused():
