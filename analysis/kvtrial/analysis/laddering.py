@@ -149,9 +149,9 @@ def lengths_of(phase: PhasePlan, ahead: bool = False) -> list[Length]:
 
 
 def lengths_of_facts(phases: Sequence[PhaseRecord], ahead: bool = False) -> list[Length]:
-    """The same from a record: what the requests of a level took; `ahead`: at most, since a record knows no stop."""
+    """The same from a record: what the requests of a level took; `ahead`: with a slot more where a stop ended one."""
     return [
-        Length(request.prompt_tokens, request.output_tokens + ahead)
+        Length(request.prompt_tokens, request.output_tokens + (ahead and request.output_tokens < request.max_tokens))
         for request in (phases[0].requests if phases else [])
         if request.prompt_tokens is not None and request.output_tokens
     ]

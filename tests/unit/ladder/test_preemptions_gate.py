@@ -266,5 +266,8 @@ def test_a_scheduler_a_step_ahead_may_need_a_block_more_where_all_would_fit():
     level = replace(level, requests=[replace(request, output_tokens=257) for request in level.requests])
     assert _overfull(run, level) is False
     assert _overfull(replace(run, evidence="gpu"), level) is True
+    # One that ends by its limit is known to end, and gets no slot beyond.
+    limited = replace(level, requests=[replace(request, max_tokens=257) for request in level.requests])
+    assert _overfull(replace(run, evidence="gpu"), limited) is False
     off = replace(run.launch, argv=[*run.launch.argv, "--no-async-scheduling"])
     assert _overfull(replace(run, evidence="gpu", launch=off), level) is False
