@@ -305,7 +305,18 @@ CASES: dict[str, tuple[str, dict, dict, str]] = {
 }
 
 
-PARTS = ("refusals", "settings", "verify", "listed", "simulated", "removable", "installed", "brought", "removed", "bootable")
+PARTS = (
+    "refusals",
+    "settings",
+    "verify",
+    "listed",
+    "simulated",
+    "removable",
+    "installed",
+    "brought",
+    "removed",
+    "bootable",
+)
 
 
 def role(part):
