@@ -195,6 +195,8 @@ def test_each_users_lock_is_seen_by_the_others_and_nobody_makes_one_for_another(
     # Root made that folder, so it is no lock of user 1000's.
     assert host_lock.elsewhere(0, run, tmp) == {}
     os.chown(Path(places[1000]).parent, 1000, 1000)
+    assert host_lock.elsewhere(0, run, tmp) == {}
+    os.chown(places[1000], 1000, 1000)
     assert host_lock.elsewhere(0, run, tmp) == {places[1000]: {"owner": "ann"}}
     assert set(host_lock.elsewhere(1001, run, tmp)) == {places[0], places[1000]}
     (tmp_path / "elsewhere").mkdir()
