@@ -63,7 +63,7 @@ def upstream_version(package_version):
 
 
 def parse_packages(text):
-    """{driver, unfinished, begun, configured, kernels} of lines of package, version and status (dpkg-query), tabs between.
+    """{driver, unfinished, begun, configured, kernels} of dpkg-query's lines: package, version, status, tabs between.
 
     driver: {name: version} of the driver's installed packages. unfinished: names of those that dpkg has begun and not
     ended. begun: the same of all packages, whosever they are. configured: names of those that were removed and left
