@@ -63,12 +63,13 @@ def upstream_version(package_version):
 
 
 def parse_packages(text):
-    """{driver, unfinished, configured, kernels} of lines of package, version and status (dpkg-query), tabs between.
+    """{driver, unfinished, begun, configured, kernels} of dpkg-query's lines: package, version, status, tabs between.
 
     driver: {name: version} of the driver's installed packages. unfinished: names of those that dpkg has begun and not
-    ended. configured: names of those that were removed and left their configuration. kernels: installed images, sorted.
+    ended. begun: the same of all packages, whosever they are. configured: names of those that were removed and left
+    their configuration. kernels: installed images, sorted.
     """
-    driver, unfinished, configured, kernels = {}, [], [], []
+    driver, unfinished, begun, configured, kernels = {}, [], [], [], []
     for line in text.splitlines():
         fields = line.split("\t")
         if len(fields) != 3:
@@ -76,8 +77,10 @@ def parse_packages(text):
         name, version, status = fields
         # A package that dpkg was killed over may have no version yet.
         ours = FAMILY.search(name) and (not version or upstream_version(version))
-        if ours and status in ("half-installed", "half-configured", "unpacked", "triggers-awaited", "triggers-pending"):
-            unfinished.append(name)
+        if status in ("half-installed", "half-configured", "unpacked", "triggers-awaited", "triggers-pending"):
+            begun.append(name)
+            if ours:
+                unfinished.append(name)
         if ours and status == "config-files":
             configured.append(name)
         if status in ("not-installed", "config-files"):
@@ -89,6 +92,7 @@ def parse_packages(text):
     return {
         "driver": driver,
         "unfinished": sorted(unfinished),
+        "begun": sorted(set(begun)),
         "configured": sorted(configured),
         "kernels": sorted(kernels),
     }

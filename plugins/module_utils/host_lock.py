@@ -9,6 +9,7 @@ reads and changes it holds its folder (flock) meanwhile, so that of two who find
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import json
@@ -16,7 +17,7 @@ import os
 import stat
 import time
 
-from ansible_collections.kvtrial.vllm.plugins.module_utils import processes
+from ansible_collections.kvtrial.vllm.plugins.module_utils import ownership, processes
 
 BREAK = "kvtrial_break_lock=true"
 
@@ -24,6 +25,13 @@ BREAK = "kvtrial_break_lock=true"
 NAME = "provision.lock"
 RUN, TMP = "/run/kvtrial", "/tmp/kvtrial-"
 """Root's folder, and where others have one of their own; both go with a reboot."""
+
+
+LOCK_BYTES = 1 << 16
+"""A lock has a few hundred; what comes after these is not read."""
+
+NO_LOCK = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
+"""What opening says where no file is: nothing at all, a link, a socket."""
 
 
 class NotOurs(OSError):
@@ -47,7 +55,7 @@ def elsewhere(uid, run=RUN, tmp=TMP):
             continue
         path = os.path.join(folder, NAME)
         if int(owner) != uid and _is_folder_of(folder, int(owner)):
-            lock = read(path)
+            lock = read(path, int(owner))
             if lock is not None:
                 found[path] = lock
     return found
@@ -61,15 +69,25 @@ def _is_folder_of(folder, uid):
     return stat.S_ISDIR(facts.st_mode) and facts.st_uid == uid
 
 
-def read(path):
-    """What the lock says, or None if nobody holds it. A file that says nothing is held by somebody unknown."""
+def read(path, uid=None):
+    """What the lock says, or None if nobody holds it. A file that says nothing is held by somebody unknown.
+
+    uid: whose lock it has to be, this process's own by default. Whoever owns the folder may have put a pipe, a link or
+    a device there, which nobody's lock is: none is waited for or followed.
+    """
     try:
-        with open(path) as file:
-            value = json.load(file)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError):
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        return None if error.errno in NO_LOCK else {}
+    try:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != (os.geteuid() if uid is None else uid):
+            return None
+        value = json.loads(os.read(handle, LOCK_BYTES).decode())
+    except (OSError, ValueError, RecursionError):
         value = {}
+    finally:
+        os.close(handle)
     return value if isinstance(value, dict) else {}
 
 
@@ -87,10 +105,13 @@ HOLDERS = {"experiment": "An experiment", "calibration": "A calibration", "remov
 
 def refusal(lock, now):
     """Why the host can't be changed now, and what to do: one sentence."""
-    since = lock.get("since")
-    passed = "%d s" % (now - since) if isinstance(since, (int, float)) else "an unknown time"
+    # Another user wrote it, whatever it is.
+    try:
+        passed = "%d s" % (now - lock.get("since"))
+    except (TypeError, ValueError, OverflowError):
+        passed = "an unknown time"
     return "%s, by %s, has held this host for %s; wait for its end, or if it is dead, add -e %s." % (
-        HOLDERS.get(lock.get("purpose"), "Another provision"),
+        HOLDERS.get(str(lock.get("purpose")), "Another provision"),
         lock.get("by") or "somebody unknown",
         passed,
         BREAK,
@@ -126,23 +147,20 @@ def removal_refusal(programs, unfetched):
 def unfetched_runs(state_dir):
     """Finished runs below `state_dir` that no controller has whole, by campaign: {name: how many}.
 
-    A controller that took in every file of runs leaves a note of them, {run: digest}, beside; see roles/collect.
+    A controller that took in every file of runs leaves a note of them, {run: digest}; see roles/collect.
     """
     found = {}
     for path in glob.glob(os.path.join(glob.escape(state_dir), "campaigns", "*", "runs", "*", "record.sha256")):
         run = os.path.dirname(path)
-        campaign = os.path.dirname(os.path.dirname(run))
+        campaign = os.path.basename(os.path.dirname(os.path.dirname(run)))
         try:
-            fetched = json.loads(processes.read_text(os.path.join(campaign, FETCHED)))["runs"]
+            fetched = json.loads(processes.read_text(ownership.note_of(state_dir, campaign)))["runs"]
         except (ValueError, KeyError, TypeError):
             fetched = {}
         digest = (processes.read_text(path, 200).split() or [""])[0]
         if not os.path.basename(run).startswith(".") and fetched.get(os.path.basename(run)) != digest:
-            found[os.path.basename(campaign)] = found.get(os.path.basename(campaign), 0) + 1
+            found[campaign] = found.get(campaign, 0) + 1
     return found
-
-
-FETCHED = "fetched.json"
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import shutil
 
 from ansible_collections.kvtrial.vllm.plugins.module_utils import processes
 
-FOLDERS = ("cache", "campaigns", "models", "venvs", "wheels")
+FOLDERS = ("cache", "campaigns", "fetched", "models", "venvs", "wheels")
 MARKED = ("models", "venvs")
 VENV = re.compile(r"(vllm-.+|workload)-[0-9a-f]{12}$")
 MADE_MODEL = re.compile(r"made-[0-9a-f]{12}$")
@@ -44,11 +44,22 @@ def refusal_of(state_dir):
     )
 
 
+def note_of(state_dir, campaign):
+    """The note of which of a campaign's runs were fetched whole.
+
+    Not in the campaign's folder, which belongs to the account of its program: that is neither to write it, nor to plant
+    a link at which root would.
+    """
+    return os.path.join(state_dir, "fetched", campaign + ".json")
+
+
 def made_here(state_dir):
     """Paths below `state_dir` that this project made, sorted; whole folders and single files."""
     found = []
     for folder, is_ours in (
         ("campaigns", _is_campaign),
+        # After the campaigns: what is left of one that was cut off was fetched all the same.
+        ("fetched", _is_note),
         ("models", _is_model),
         ("venvs", _is_venv),
         ("wheels", _is_wheel_folder),
@@ -121,12 +132,22 @@ def _object_in(path):
 def _is_emptied(path):
     """A folder of ours that has nothing in it yet, as a campaign's before its plan is there, or any more."""
     name, folder = os.path.basename(path), os.path.basename(os.path.dirname(path))
-    patterns = {"venvs": (VENV,), "models": (MADE_MODEL, BROUGHT_MODEL), "wheels": (WHEEL_FOLDER,), "campaigns": (ANY,)}
+    patterns = {
+        "venvs": (VENV,),
+        "models": (MADE_MODEL, BROUGHT_MODEL),
+        "wheels": (WHEEL_FOLDER,),
+        "campaigns": (ANY,),
+        "fetched": (),
+    }
     return _is_folder(path) and not os.listdir(path) and any(one.match(name) for one in patterns[folder])
 
 
 def _is_campaign(path):
     return _is_folder(path) and "schema_version" in _object_in(os.path.join(path, "plan.json"))
+
+
+def _is_note(path):
+    return path.endswith(".json") and os.path.isfile(path) and not os.path.islink(path) and "runs" in _object_in(path)
 
 
 def _is_venv(path):

@@ -20,12 +20,16 @@ COMMAND_CHARACTERS = 300
 
 
 def read_text(path, limit=1 << 20):
-    """The text of a file, at most `limit` bytes of it; empty if it can't be read."""
+    """The text of a file, at most `limit` bytes of it; empty if it can't be read. No pipe is waited for."""
     try:
-        with open(path, "rb") as file:
-            return file.read(limit).decode("utf-8", "replace")
+        with open(path, "rb", opener=_at_once) as file:
+            return (file.read(limit) or b"").decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+def _at_once(path, flags):
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def read_stat(pid, proc="/proc"):

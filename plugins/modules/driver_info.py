@@ -48,8 +48,9 @@ EXAMPLES = r"""
 RETURN = r"""
 facts:
   description:
-    - C(packages) of the driver with their versions, its C(unfinished) packages and those of which only what was
-      C(configured) is left, C(kernels) installed, running C(kernel), C(headers), C(dkms), C(secure_boot),
+    - C(packages) of the driver with their versions, its C(unfinished) packages, all packages of the host that dpkg has
+      C(begun) and not ended, those of the driver of which only what was C(configured) is left,
+      C(kernels) installed, running C(kernel), C(headers), C(dkms), C(secure_boot),
       C(module_version) that is loaded, C(smi_version) and C(smi_error), C(gpus), C(gpu_processes), C(gpu_unknown) (why
       nobody can say whether a GPU is in use; empty otherwise), C(uvm_node), C(nvswitch), C(os), C(architecture),
       the C(record) (null where there is none), the C(sources) that name the repository, whether dpkg's C(journal) holds
@@ -96,6 +97,7 @@ def gather(module):
     return {
         "packages": packages["driver"],
         "unfinished": packages["unfinished"],
+        "begun": packages["begun"],
         "configured": packages["configured"],
         "kernels": packages["kernels"],
         "kernel": kernel,

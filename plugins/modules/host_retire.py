@@ -48,6 +48,7 @@ removed:
   elements: str
 """
 
+import contextlib
 import os
 
 from ansible.module_utils.basic import AnsibleModule
@@ -79,6 +80,8 @@ def remove(paths):
         try:
             ownership.remove_folder(path)
             removed.append(path)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(ownership.note_of(os.path.dirname(os.path.dirname(path)), os.path.basename(path)))
         except OSError as error:
             left.append("%s, of an older night, could not be removed (%s); remove it as its owner." % (path, error))
     return removed, left

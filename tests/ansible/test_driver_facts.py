@@ -66,6 +66,21 @@ def test_only_the_drivers_own_packages_make_it_unfinished():
     assert driver_facts.parse_packages(DPKG)["unfinished"] == ["libnvidia-ml1", "nvidia-smi"]
 
 
+def test_every_package_that_dpkg_has_not_ended_is_told():
+    """A host whose initrd or kernel is among them may not come back from a reboot."""
+    lines = "initramfs-tools\t0.142\ttriggers-pending\nlinux-image-6.1.0-18-amd64\t6.1.76-1\thalf-configured\n"
+    assert driver_facts.parse_packages(DPKG + lines)["begun"] == [
+        "initramfs-tools",
+        "libc-bin",
+        "libnvidia-ml1",
+        "linux-image-6.1.0-18-amd64",
+        "man-db",
+        "nvidia-cuda-toolkit",
+        "nvidia-smi",
+        "openssh-server",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "version"),
     [

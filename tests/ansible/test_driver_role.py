@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+ROOT = Path(__file__).resolve().parents[2]
 PIN = "580.95.05"
 FACTS = {
     "packages": {"nvidia-driver-cuda": f"{PIN}-1"},
     "unfinished": [],
+    "begun": [],
     "configured": [],
     "kernels": [],
     "kernel": "6.1.0-18-amd64",
@@ -93,6 +95,11 @@ def brought(rc: int, **facts: object) -> dict:
 def after(**facts: object) -> dict:
     """Facts of the second look, after apt."""
     return {"__nvidia_driver_after": {"facts": {**FACTS, **facts}}}
+
+
+def settled(**facts: object) -> dict:
+    """Facts of the look before a reboot."""
+    return {"__nvidia_driver_settled": {"facts": {**FACTS, **facts}}}
 
 
 # name: (part of the role, facts that differ, settings that differ, what is said)
@@ -262,6 +269,14 @@ CASES: dict[str, tuple[str, dict, dict, str]] = {
         listed("E: Could not get lock /var/lib/apt/lists/lock. It is held by process 9 (apt-get)\n", rc=100),
         "It is held by process 9 (apt-get). Nothing was installed",
     ),
+    # An initrd that was not made: the host might not come back.
+    "half-done-kernel": (
+        "bootable",
+        {},
+        settled(begun=["initramfs-tools", "linux-image-6.1.0-20-amd64"]),
+        "it is not rebooted, since dpkg has begun and not ended initramfs-tools, linux-image-6.1.0-20-amd64; look at",
+    ),
+    "all-done": ("bootable", {}, settled(), ""),
     "kernel-came": (
         "installed",
         {"kernels": ["linux-image-a=1"]},
@@ -290,7 +305,18 @@ CASES: dict[str, tuple[str, dict, dict, str]] = {
 }
 
 
-PARTS = ("refusals", "settings", "verify", "listed", "simulated", "removable", "installed", "brought", "removed")
+PARTS = (
+    "refusals",
+    "settings",
+    "verify",
+    "listed",
+    "simulated",
+    "removable",
+    "installed",
+    "brought",
+    "removed",
+    "bootable",
+)
 
 
 def role(part):
@@ -332,6 +358,16 @@ def said(tmp_path_factory, tools):
 def test_a_case_is_told_in_a_sentence(said, name):
     sentence = CASES[name][3]
     assert sentence in said[name] and bool(said[name]) == bool(sentence), said[name]
+
+
+def test_no_host_is_rebooted_before_its_packages_were_looked_at():
+    change = yaml.safe_load((ROOT / "roles" / "nvidia_driver" / "tasks" / "change.yml").read_text())
+    names = [task["name"] for task in next(task for task in change if "block" in task)["block"]]
+    assert names[-3:] == [
+        "Look at every package of the host",
+        "Check that the host can be rebooted",
+        "Reboot into the other driver",
+    ]
 
 
 def test_a_local_connection_is_never_rebooted(said):

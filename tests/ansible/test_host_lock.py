@@ -2,6 +2,8 @@
 
 import json
 import os
+import resource
+import stat
 import subprocess
 import sys
 import threading
@@ -68,7 +70,7 @@ def lock_module(**arguments):
     """Run the module itself on this machine; what it answers."""
     told = {"ANSIBLE_MODULE_ARGS": {"owner": "me", "by": "me", **arguments}}
     done = subprocess.run(
-        [sys.executable, "-c", MODULE], input=json.dumps(told), capture_output=True, text=True, check=False,
+        [sys.executable, "-c", MODULE], input=json.dumps(told), capture_output=True, text=True, check=False, timeout=60,
         env={**os.environ, "PYTHONPATH": str(ROOT / "collections")},
     )  # fmt: skip
     return json.loads(done.stdout)
@@ -157,7 +159,12 @@ def test_a_removal_is_refused_beside_a_campaign_and_where_runs_lie_that_nobody_f
         "(playbooks/fetch.yml), or add -e kvtrial_purge=true."
     )
     assert lock_module(**asked)["msg"] == sentence.format(2)
-    fetched = campaign / "campaigns" / "20260101-a" / "fetched.json"
+    # Not in the campaign's own folder: that belongs to its program's account.
+    forged = campaign / "campaigns" / "20260101-a" / "fetched.json"
+    forged.write_text(json.dumps({"runs": {"p01-1-control": "1" * 64, "p01-2-offload": "2" * 64}}))
+    assert lock_module(**asked)["msg"] == sentence.format(2)
+    (campaign / "fetched").mkdir()
+    fetched = campaign / "fetched" / "20260101-a.json"
     # One of them was measured anew since.
     fetched.write_text(json.dumps({"runs": {"p01-1-control": "1" * 64, "p01-2-offload": "0" * 64}}))
     assert lock_module(**asked)["msg"] == sentence.format(1)
@@ -165,6 +172,12 @@ def test_a_removal_is_refused_beside_a_campaign_and_where_runs_lie_that_nobody_f
     fetched.write_text(json.dumps({"runs": {"p01-1-control": "1" * 64, "p01-2-offload": "2" * 64}}))
     assert not lock_module(**asked).get("failed")
     fetched.write_text("{")
+    assert lock_module(**asked)["msg"] == sentence.format(2)
+    # The program's account may put anything in its folder.
+    for run in ("p01-1-control", "p01-2-offload"):
+        digest = campaign / "campaigns" / "20260101-a" / "runs" / run / "record.sha256"
+        digest.unlink()
+        os.mkfifo(digest)
     assert lock_module(**asked)["msg"] == sentence.format(2)
 
 
@@ -182,6 +195,8 @@ def test_each_users_lock_is_seen_by_the_others_and_nobody_makes_one_for_another(
     # Root made that folder, so it is no lock of user 1000's.
     assert host_lock.elsewhere(0, run, tmp) == {}
     os.chown(Path(places[1000]).parent, 1000, 1000)
+    assert host_lock.elsewhere(0, run, tmp) == {}
+    os.chown(places[1000], 1000, 1000)
     assert host_lock.elsewhere(0, run, tmp) == {places[1000]: {"owner": "ann"}}
     assert set(host_lock.elsewhere(1001, run, tmp)) == {places[0], places[1000]}
     (tmp_path / "elsewhere").mkdir()
@@ -189,6 +204,63 @@ def test_each_users_lock_is_seen_by_the_others_and_nobody_makes_one_for_another(
     (tmp_path / "kvtrial-1002").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "kvtrial-x").mkdir()
     assert set(host_lock.elsewhere(0, run, tmp)) == {places[1000]}
+
+
+def planted(kind: str, path: Path) -> None:
+    """What a user may put in place of a lock of its own."""
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("/dev/zero")
+    elif kind == "link-to-a-lock":
+        (path.parent / "lock").write_text('{"owner": "x"}')
+        path.symlink_to("lock")
+    elif kind == "device":
+        try:
+            os.mknod(path, 0o644 | stat.S_IFCHR, os.makedev(1, 5))
+        except OSError:
+            pytest.skip("devices can't be made here")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "anothers":
+        path.write_text('{"owner": "x"}')
+        os.chown(path, 1001, 1001)
+    else:
+        path.write_text(kind)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "link-to-a-lock", "device", "folder", "anothers"])
+def test_what_a_user_plants_in_place_of_a_lock_is_none_and_hangs_nobody(tmp_path, kind):
+    """Any account can make its folder below /tmp, and root looks into it."""
+    if os.geteuid():
+        pytest.skip("to give a folder to another user takes root")
+    folder = tmp_path / "kvtrial-1000"
+    folder.mkdir()
+    planted(kind, folder / "provision.lock")
+    os.chown(folder, 1000, 1000)
+    if kind != "anothers":
+        os.chown(folder / "provision.lock", 1000, 1000, follow_symlinks=False)
+    asked = "import sys; from ansible_collections.kvtrial.vllm.plugins.module_utils import host_lock as h; "
+    asked += "print(h.elsewhere(0, *sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", asked, str(tmp_path / "run"), f"{tmp_path}/kvtrial-"],
+        capture_output=True, text=True, check=False, timeout=10,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)),
+        env={**os.environ, "PYTHONPATH": str(ROOT / "collections")},
+    )  # fmt: skip
+    assert done.stdout == "{}\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 60000, '{"since": 1e999}', '{"since": 1' + "0" * 400 + "}", '{"purpose": []}', " " * (1 << 20) + "{}"],
+    ids=["deep", "infinite", "long", "purpose", "large"],
+)
+def test_whatever_a_lock_says_its_holder_is_told_in_a_sentence(tmp_path, text):
+    path = tmp_path / "provision.lock"
+    path.write_text(text)
+    sentence = host_lock.refusal(host_lock.read(str(path)), 1.0)
+    assert sentence.startswith("Another provision, by somebody unknown, has held this host for an unknown time; ")
 
 
 @pytest.mark.parametrize("wrong", ["owner", "mode", "link", "file"])

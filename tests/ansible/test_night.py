@@ -213,6 +213,15 @@ def test_a_removal_that_was_cut_off_is_gone_on_with(tmp_path, left, monkeypatch)
     assert host_retire.remove(host_retire.due(str(tmp_path), ["c-1"]))[1] == [] and not folder.exists()
 
 
+def test_a_night_that_goes_takes_along_what_says_that_its_runs_were_fetched(tmp_path):
+    (tmp_path / "campaigns" / "c-1").mkdir(parents=True)
+    (tmp_path / "fetched").mkdir()
+    for name in ("c-1", "c-2"):
+        (tmp_path / "fetched" / f"{name}.json").write_text('{"runs": {}}')
+    assert host_retire.remove([str(tmp_path / "campaigns" / "c-1")])[1] == []
+    assert [path.name for path in (tmp_path / "fetched").iterdir()] == ["c-2.json"]
+
+
 def test_a_folder_that_can_not_be_removed_is_named_and_fails_no_night(tmp_path, monkeypatch):
     (tmp_path / "campaigns" / "c-1").mkdir(parents=True)
 

@@ -129,6 +129,20 @@ def test_a_purge_of_only_our_own_removes_the_directory(tmp_path):
     assert not state.exists()
 
 
+def test_what_says_that_runs_were_fetched_goes_after_them(tmp_path, monkeypatch):
+    """Else a removal that was cut off would be refused the next time: for runs that nobody fetched."""
+    state = tmp_path / "state"
+    plant(state, OURS | {"fetched/20260101-a.json": {"runs": {}}, "fetched/list.json": ["somebody's"]})
+    gone, unlink, rmdir = [], ownership.os.unlink, ownership.os.rmdir
+    monkeypatch.setattr(ownership.os, "unlink", lambda path, **more: (gone.append(path), unlink(path, **more)))
+    monkeypatch.setattr(ownership.os, "rmdir", lambda path, **more: (gone.append(path), rmdir(path, **more)))
+    ownership.remove(str(state), ownership.made_here(str(state)))
+    folder, note = (str(state / name) for name in ("campaigns/20260101-a", "fetched/20260101-a.json"))
+    assert gone.index(folder) < gone.index(note)
+    assert files_in(state) == {"fetched/list.json"}
+    assert ownership.left_in(str(state)) == [str(state / "fetched/list.json")]
+
+
 def test_a_link_is_never_followed(tmp_path):
     state, elsewhere = tmp_path / "state", tmp_path / "elsewhere"
     plant(elsewhere, {"plan.json": {"schema_version": "1.0"}})

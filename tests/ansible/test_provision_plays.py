@@ -111,8 +111,18 @@ def test_a_host_whose_driver_goes_is_not_the_canary_of_the_one_that_comes(provis
     did, done = provision(h1={"kvtrial_state": "absent"}, h2={"fails": "nvidia_driver/main"})
     assert done.returncode != 0
     assert did["h2"][-2:] == ["nvidia_driver main FAILED", "preflight unlock"]
-    assert "nvidia_driver main" not in did["h1"], "it waits for h2, the first that gets a driver"
-    assert "the canary h2 did not take it" in done.stdout
+    assert "nvidia_driver main" in did["h1"], "what breaks an installation breaks no removal"
+    assert did["h1"][-1] == "preflight unlock"
+
+
+def test_a_removal_that_fails_on_its_first_host_is_tried_on_no_other_and_keeps_no_driver_off(provision):
+    absent = {"kvtrial_state": "absent"}
+    did, done = provision(h1=absent | {"fails": "nvidia_driver/main"}, h2=absent, h3={"nvidia_driver_change": True})
+    assert done.returncode != 0
+    assert did["h1"][-2:] == ["nvidia_driver main FAILED", "preflight unlock"]
+    assert "nvidia_driver main" not in did["h2"] and did["h2"][-1] == "preflight unlock"
+    assert "h2: the driver was not touched, since the canary h1 did not lose it well" in " ".join(done.stdout.split())
+    assert "nvidia_driver main" in did["h3"] and set(BROUGHT) <= set(did["h3"])
 
 
 REMOVED = ["trial stop", "engine remove", "workload main", "model main", "vllm main", "trial purge"]

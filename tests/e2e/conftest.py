@@ -106,6 +106,7 @@ def _standin_project(tmp_path: Path) -> Iterator[Callable[..., Project]]:
     venv, model = tmp_path / "venv", tmp_path / "model"
     (venv / "bin").mkdir(parents=True)
     (venv / "bin" / "vllm").symlink_to(STANDIN)
+    (venv / "lib" / "python3.11" / "site-packages" / "vllm-0.32.0.dist-info").mkdir(parents=True)
     for name in ("python", "python3"):
         (venv / "bin" / name).symlink_to(sys.executable)
     model.mkdir()

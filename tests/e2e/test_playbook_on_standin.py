@@ -47,7 +47,7 @@ def test_two_pairs_end_inconclusive_and_leave_every_promised_file(standin_projec
     assert "can't reach p < .05" in done.stdout
     assert leftovers(project.folder) == []
     # A removal asks the host whether its runs are here.
-    (fetched,) = (project.folder / "state").glob("campaigns/*/fetched.json")
+    (fetched,) = (project.folder / "state").glob("fetched/*.json")
     digests = {run.name: (run / "record.sha256").read_text().split()[0] for run in runs}
     assert json.loads(fetched.read_text()) == {"runs": digests}
 

@@ -221,6 +221,7 @@ def furnish_standin(fleet: Fleet) -> None:
         host.put(ROOT / "tests" / "standin", "/opt/standin")
         host.sh(
             "mkdir -p /opt/standin-venv/bin /opt/model; ln -sf /opt/standin/vllm /opt/standin-venv/bin/vllm;"
+            "mkdir -p /opt/standin-venv/lib/python3.11/site-packages/vllm-0.32.0.dist-info;"
             "for name in python python3; do ln -sf /usr/bin/python3 /opt/standin-venv/bin/$name; done;"
             "chmod -R a+rX /opt"
         )

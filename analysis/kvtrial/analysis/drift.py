@@ -20,6 +20,13 @@ SETTINGS = (
 """Pins and settings, the likelier cause first."""
 MEASURED = ("gpu_mhz_at_work",)
 """Of SETTINGS what was measured: nothing else tells clocks that are locked. It differs beyond a tolerance."""
+ALIKE = {
+    "driver": "driver", "kernel": "kernel", "engine_lock": "vllm_lock", "model": "model_revision", "gpu": "gpu",
+    "governor": "governor", "persistence_mode": "persistence_mode",
+}  # fmt: skip
+"""In what the hosts of one campaign are alike, by the preflight's names, and the settings that tell it."""
+NAMED_HOSTS = 3
+"""As many hosts are named of those that have a value of their own."""
 CLOCK_TOLERANCE_SHARE = 0.05
 FOREIGN_TOLERANCE_PERCENT = 5.0
 _OF_GPU = {
@@ -102,6 +109,28 @@ def likely_causes(
                 f"{name} {mine}, {usual} on {count} of {theirs.total()} other hosts"
             )
     return [*alone, *shared, *_unlike(host, others, measured)]
+
+
+def differences(settings: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """In what the hosts of a campaign are not alike though they should be, a sentence each: values, and who has them.
+
+    `settings`: host → what it ran on. The preflight refuses such hosts unless it was told that they may differ.
+    """
+    said = []
+    for name, setting in ALIKE.items():
+        having: dict[str, list[str]] = {}
+        for host, told in settings.items():
+            if setting in told:
+                having.setdefault(told[setting], []).append(host)
+        if len(having) < 2:
+            continue
+        ordered = sorted(having.items(), key=lambda item: -len(item[1]))
+        values = [f"{ordered[0][0]} ({len(ordered[0][1])})"] + [
+            f"{value} ({len(hosts)}: {', '.join(hosts[:NAMED_HOSTS])}{', …' if len(hosts) > NAMED_HOSTS else ''})"
+            for value, hosts in ordered[1:]
+        ]
+        said.append(f"hosts differ in {name}: {', '.join(values)}; the verdict is over hosts that are not alike")
+    return said
 
 
 def _unlike(host: str, others: Sequence[str], measured: Mapping[str, Mapping[str, float]]) -> list[str]:

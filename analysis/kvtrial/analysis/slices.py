@@ -13,7 +13,7 @@ from kvtrial.analysis.campaign import (
     read_host_records,
     refuse_runs_without_record,
 )
-from kvtrial.analysis.drift import settings_of
+from kvtrial.analysis.drift import ALIKE, settings_of
 from kvtrial.analysis.stages import read_stopped
 from kvtrial.analysis.summaries import Outline
 from kvtrial.record.errors import UnusableInput
@@ -21,11 +21,6 @@ from kvtrial.record.plan import Plan, plan_sha256
 from kvtrial.record.store import write_atomically
 
 KEPT = ("runs", "hosts", "plans", "workloads")
-ALIKE = {
-    "driver": "driver", "kernel": "kernel", "engine_lock": "vllm_lock", "model": "model_revision", "gpu": "gpu",
-    "governor": "governor", "persistence_mode": "persistence_mode",
-}  # fmt: skip
-"""In what the hosts of one campaign are alike, by the preflight's names, and the settings that tell it."""
 
 
 def merge(parts: Sequence[Path], target: Path, may_differ: Sequence[str] = ()) -> Path:

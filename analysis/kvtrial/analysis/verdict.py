@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from kvtrial.analysis.breakeven import break_even
 from kvtrial.analysis.compare import blank_result
+from kvtrial.analysis.drift import differences, settings_of
 from kvtrial.analysis.effect import Interval, decide, outward
 from kvtrial.analysis.faults import MAX_PAIR_GAP_SECONDS, Pair
 from kvtrial.analysis.fleet import LEAST_HOSTS, combine
@@ -142,6 +143,7 @@ def over_fleet(
         caveats=[
             *caveats_of(protocol, evidence, comparisons),
             *(f"{host}: {LOST}; it counts as a planned host without records" for host in lost),
+            *differences({host: settings_of(records_by_host.get(host, ()), protocol.control) for host in hosts}),
             *_pair_caveats(outcomes),
             *([uncalibrated] if (uncalibrated := calibration_caveat(records)) else []),
             *_saturation_caveats(protocol, records_by_host),

@@ -85,7 +85,10 @@ def packages(venv):
     Commands are left out of the hash: their first line names the folder that they were installed into.
     """
     named, digest = [], hashlib.sha256()
-    for info in sorted(glob.glob(os.path.join(glob.escape(venv), "lib", "python3*", "site-packages", "*.dist-info"))):
+    # dist-packages: where a distribution's own Python has them, as under /usr/local of an image.
+    library = os.path.join(glob.escape(venv), "lib", "python3*")
+    places = [os.path.join(library, name, "*.dist-info") for name in ("dist-packages", "site-packages")]
+    for info in sorted(path for place in places for path in glob.glob(place)):
         name, _, version = os.path.basename(info)[: -len(".dist-info")].rpartition("-")
         named.append("%s==%s" % (name, version))
         digest.update(("%s %s\n" % (name, version)).encode())

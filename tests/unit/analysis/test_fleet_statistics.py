@@ -149,6 +149,19 @@ def test_the_odd_host_is_named_with_what_sets_it_apart():
     assert any(c.startswith("g07 is the odd host") and "likely cause: driver 570.86" in c for c in found.caveats)
 
 
+def test_a_fleet_whose_hosts_differ_is_told_as_such():
+    """A night measures them on purpose (kvtrial_night_may_differ), and the verdict is over all."""
+    records = {h: with_driver(r, "580.126") for h, r in fleet(*(1.0 for _ in range(8))).items()}
+    assert not any("hosts differ" in caveat for caveat in conclude(protocol(), records, "c1").caveats)
+    for host, driver in (("g07", "580.159"), ("g03", "570.86"), ("g05", "570.86")):
+        records[host] = with_driver(records[host], driver)
+    differ = next(c for c in conclude(protocol(), records, "c1").caveats if "hosts differ" in c)
+    assert differ == (
+        "hosts differ in driver: 580.126 (5), 570.86 (2: g03, g05), 580.159 (1: g07); "
+        "the verdict is over hosts that are not alike"
+    )
+
+
 def test_an_odd_host_that_nothing_sets_apart_is_said_so():
     found = conclude(protocol(), fleet(1.0, 1.02, 0.98, 1.0, 1.01, 0.99, 3.0), "c1")
     assert any("nothing that is recorded sets it apart" in caveat for caveat in found.caveats)

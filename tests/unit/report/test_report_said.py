@@ -144,6 +144,8 @@ def test_the_russian_page_says_why_an_engine_failed() -> None:
 
 
 CASES = {
+    "hosts differ in driver: 580.126 (5), 570.86 (2: g03, g05); the verdict is over hosts that are not alike":
+    "хосты различаются (driver): 580.126 (5), 570.86 (2: g03, g05); вердикт вынесен по неодинаковым хостам",
     "gate working_set failed: return: pressure 12 blocks = 0.1 × 96 usable GPU blocks (and 1 more: hazards)":
     "не пройдена проверка working_set: return: давление 12 блоков = 0,1 × 96 блоков GPU (и ещё 1: hazards)",
     "pair 3, arm offload, phase return: 1,024 prompt tokens came from the engine's own prefix cache; and 4 more":
