@@ -30,6 +30,9 @@ RUN, TMP = "/run/kvtrial", "/tmp/kvtrial-"
 LOCK_BYTES = 1 << 16
 """A lock has a few hundred; what comes after these is not read."""
 
+UID_DIGITS = 10
+"""As many has the largest number of a user."""
+
 NO_LOCK = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
 """What opening says where no file is: nothing at all, a link, a socket."""
 
@@ -51,7 +54,7 @@ def elsewhere(uid, run=RUN, tmp=TMP):
     found = {}
     for folder in [run, *sorted(glob.glob(glob.escape(tmp) + "*"))]:
         owner = 0 if folder == run else folder[len(tmp) :]
-        if folder != run and not owner.isdigit():
+        if folder != run and not (owner.isascii() and owner.isdigit() and len(owner) <= UID_DIGITS):
             continue
         path = os.path.join(folder, NAME)
         if int(owner) != uid and _is_folder_of(folder, int(owner)):
