@@ -188,6 +188,7 @@ def test_a_host_removes_the_campaigns_that_are_named_and_its_own(tmp_path):
         (tmp_path / "campaigns" / name / "plan.json").write_text('{"schema_version": "1.0"}')
     for name, word in (("c-1", "c-1"), ("c-2", "other"), ("c-3", "c-3")):
         (tmp_path / "campaigns" / name / "campaign").write_text(f"{word}\n")
+    (tmp_path / "campaigns" / "notes" / "mine").write_text("kept")
     # c-2 does not bear its name, c-3 is not named, notes are somebody's.
     assert host_retire.due(str(tmp_path), ["c-1", "c-2", "notes", "../.."]) == [str(tmp_path / "campaigns" / "c-1")]
 
