@@ -80,6 +80,8 @@ EXIT_STATUS = {"INVALID": 4, "INCONCLUSIVE": 3}
 UNUSABLE = 2
 HISTORY = "history"
 """The folder beside the campaigns that holds the history of all of them."""
+ARCHIVE = "campaign.tar.xz"
+"""What a published campaign's folder holds it all in, where beside it lies only what is small."""
 SAME_NUMBER = 1e-9
 """Relative difference up to which two forms of one number are the same."""
 KEPT_OF_A_HOST = (
@@ -637,7 +639,13 @@ def check_digests(run: Path) -> None:
             if sha256_of_file(run / name) != digest:
                 raise UnusableInput(f"{run / name} does not match its digest: it was truncated or edited; restore it.")
     except (OSError, ValueError, msgspec.DecodeError) as error:
-        raise UnusableInput(f"run {run} is not whole ({error}); fetch it again.") from None
+        archive = run.parents[2] / ARCHIVE if len(run.parents) > 2 else None
+        do = (
+            f"the whole campaign is in {archive}: unpack it elsewhere, and name its folder."
+            if archive is not None and archive.is_file()
+            else "fetch it again."
+        )
+        raise UnusableInput(f"run {run} is not whole ({error}); {do}") from None
 
 
 def _text_or_none(run: Path) -> bytes | None:
