@@ -162,7 +162,10 @@ def _also(verdict: Verdict, control: str, words: Words) -> str:
             and (other.verdict == "WORSE" or (other.verdict == "INCONCLUSIVE" and _leans_worse(other)))
         ]
         if worse:
-            said.append(words("brief.also_worse", arm=item.arm, what=_worse_words(worse, "", words)))
+            # Other measures are named before the same measure in another phase.
+            named = _one_of_a_metric(worse)
+            named += [other for other in worse if other not in named]
+            said.append(words("brief.also_worse", arm=item.arm, what=_worse_words(named, "", words)))
     return " ".join(said)
 
 
