@@ -23,7 +23,7 @@ import stat
 import statistics
 import tarfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -872,16 +872,16 @@ def write_outputs(
     history: "History | None" = None,
     beside: "Sequence[LengthFit]" = (),
     arguments: Sequence[str] = (),
-    archive: "Archive | None" = None,
+    archives: "Mapping[Path, Archive] | None" = None,
 ) -> Verdict:
     """Judge a campaign and write verdict.json, summary.csv/.parquet, metrics.prom, report.html and brief.md.
 
     `language`, `history`: of the report. `beside`: fits over lengths of other campaigns, shown with its own.
-    `arguments`: those of kvtrial report that gave them, for whoever makes the page again. `archive`: what the campaign
-    is kept in, where the page is read without its folder.
+    `arguments`: those of kvtrial report that gave them, for whoever makes the page again. `archives`: what the campaign
+    and those beside it are kept in, by folder, where the page is read without these.
     """
     made = _judged_for_a_page(directory)
-    _write_outputs(directory, made, language, history, beside, arguments, archive)
+    _write_outputs(directory, made, language, history, beside, arguments, archives)
     return made.judged.verdict
 
 
@@ -921,7 +921,7 @@ def _write_outputs(
     history: "History | None" = None,
     beside: "Sequence[LengthFit]" = (),
     arguments: Sequence[str] = (),
-    archive: "Archive | None" = None,
+    archives: "Mapping[Path, Archive] | None" = None,
 ) -> None:
     from kvtrial.analysis.export import write_summary
     from kvtrial.analysis.lengths import fits_of
@@ -943,7 +943,7 @@ def _write_outputs(
     with without_collector():
         page = build_report(
             verdict, protocol, records, about, frame, language=language, history=history, fits=fits,
-            prices=campaign.prices, commands=commands_of(directory, campaign, records, language, arguments, archive),
+            prices=campaign.prices, commands=commands_of(directory, campaign, records, language, arguments, archives),
             record_names=_record_names(directory, records), first_tokens=made.first_tokens,
         )  # fmt: skip
     write_atomically(directory / "report.html", page.encode())

@@ -149,7 +149,10 @@ def test_measures_watched_name_their_arm_where_another_is_found_better_and_what_
     said = committed(path)
     assert "Of 3 measures watched with default\\_layout none is shown to be worse." in said
     also = next(line for line in said.splitlines() if "Also found" in line)
-    assert "(BETTER). With offload worse or leaning to it: first token for a prompt never seen before ×1.05, throughput" in also
+    assert (
+        "(BETTER). With offload worse or leaning to it: first token for a prompt never seen before ×1.05, throughput"
+        in also
+    )
     assert "and 1 more." in also
     russian = next(line for line in committed(path, "ru").splitlines() if "Найдено также" in line)
     assert "(BETTER). С offload хуже или похоже на то: первый токен" in russian
