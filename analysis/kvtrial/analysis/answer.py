@@ -458,7 +458,8 @@ def headline(verdict: Verdict) -> str:
     plain = primary is not None and is_number(primary.effect) and primary.verdict == verdict.verdict
     if primary is None or not plain or engine_faults(verdict) or verdict.verdict in ("INCONCLUSIVE", "INVALID"):
         return sentence(verdict.reason, arms_in(verdict)) or "No reason was given."
-    subject = subject_of(primary)
+    tokens = prefix_tokens_of(primary, verdict)
+    subject = subject_of(primary) + (f" ({count(tokens, 'token')})" if tokens is not None else "")
     if verdict.verdict == "EQUIVALENT":
         said = f"{primary.arm} and {primary.against} are the same within {margin_text(primary)} for {subject}"
         return sentence(said, arms_in(verdict))
@@ -609,6 +610,14 @@ def length_of(phase: str) -> str:
 def prefix_length(even: BreakEven) -> str:
     """Tokens of the prefixes that a break-even share is of: "8,200"; by their phase's name "16k"; "" where unknown."""
     return f"{even.prefix_tokens:,}" if even.prefix_tokens is not None else length_of(even.hit)
+
+
+def prefix_tokens_of(comparison: ComparisonResult, verdict: Verdict) -> int | None:
+    """Tokens of the prefixes that a comparison of first tokens is of, where its phase's name says none."""
+    even = verdict.break_even
+    if even is None or even.hit != comparison.phase or length_of(even.hit) or not is_ttft(comparison.metric):
+        return None
+    return even.prefix_tokens
 
 
 def arms_of(even: BreakEven) -> str:

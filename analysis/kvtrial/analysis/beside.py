@@ -193,7 +193,7 @@ def _even(verdict: Verdict) -> _Told:
         return _Told()
     how, share = ("computed", even) if even.found is None else ("found", even.found)
     if even.found is not None and even.found.pays in BY_SWEEP:
-        return _Told(BY_SWEEP[even.found.pays])
+        return _Told(BY_SWEEP["unknown" if verdict.verdict == "INCONCLUSIVE" else even.found.pays])
     if not answer.share_is_told(share, verdict.verdict):
         return _Told(BY_SWEEP["unknown"] if even.found is not None else "")
     bounds = f"{answer.share_text(share.ci_low)} to {answer.share_text(share.ci_high)}"

@@ -23,7 +23,7 @@ import stat
 import statistics
 import tarfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -80,6 +80,8 @@ EXIT_STATUS = {"INVALID": 4, "INCONCLUSIVE": 3}
 UNUSABLE = 2
 HISTORY = "history"
 """The folder beside the campaigns that holds the history of all of them."""
+ARCHIVE = "campaign.tar.xz"
+"""What a published campaign's folder holds it all in, where beside it lies only what is small."""
 SAME_NUMBER = 1e-9
 """Relative difference up to which two forms of one number are the same."""
 KEPT_OF_A_HOST = (
@@ -637,7 +639,13 @@ def check_digests(run: Path) -> None:
             if sha256_of_file(run / name) != digest:
                 raise UnusableInput(f"{run / name} does not match its digest: it was truncated or edited; restore it.")
     except (OSError, ValueError, msgspec.DecodeError) as error:
-        raise UnusableInput(f"run {run} is not whole ({error}); fetch it again.") from None
+        archive = run.parents[2] / ARCHIVE if len(run.parents) > 2 else None
+        do = (
+            f"the whole campaign is in {archive}: unpack it elsewhere, and name its folder."
+            if archive is not None and archive.is_file()
+            else "fetch it again."
+        )
+        raise UnusableInput(f"run {run} is not whole ({error}); {do}") from None
 
 
 def _text_or_none(run: Path) -> bytes | None:
@@ -864,16 +872,16 @@ def write_outputs(
     history: "History | None" = None,
     beside: "Sequence[LengthFit]" = (),
     arguments: Sequence[str] = (),
-    archive: "Archive | None" = None,
+    archives: "Mapping[Path, Archive] | None" = None,
 ) -> Verdict:
     """Judge a campaign and write verdict.json, summary.csv/.parquet, metrics.prom, report.html and brief.md.
 
     `language`, `history`: of the report. `beside`: fits over lengths of other campaigns, shown with its own.
-    `arguments`: those of kvtrial report that gave them, for whoever makes the page again. `archive`: what the campaign
-    is kept in, where the page is read without its folder.
+    `arguments`: those of kvtrial report that gave them, for whoever makes the page again. `archives`: what the campaign
+    and those beside it are kept in, by folder, where the page is read without these.
     """
     made = _judged_for_a_page(directory)
-    _write_outputs(directory, made, language, history, beside, arguments, archive)
+    _write_outputs(directory, made, language, history, beside, arguments, archives)
     return made.judged.verdict
 
 
@@ -913,7 +921,7 @@ def _write_outputs(
     history: "History | None" = None,
     beside: "Sequence[LengthFit]" = (),
     arguments: Sequence[str] = (),
-    archive: "Archive | None" = None,
+    archives: "Mapping[Path, Archive] | None" = None,
 ) -> None:
     from kvtrial.analysis.export import write_summary
     from kvtrial.analysis.lengths import fits_of
@@ -935,7 +943,7 @@ def _write_outputs(
     with without_collector():
         page = build_report(
             verdict, protocol, records, about, frame, language=language, history=history, fits=fits,
-            prices=campaign.prices, commands=commands_of(directory, campaign, records, language, arguments, archive),
+            prices=campaign.prices, commands=commands_of(directory, campaign, records, language, arguments, archives),
             record_names=_record_names(directory, records), first_tokens=made.first_tokens,
         )  # fmt: skip
     write_atomically(directory / "report.html", page.encode())

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -86,22 +86,17 @@ def commands_of(
     records: Sequence[RunRecord],
     language: str,
     arguments: Sequence[str],
-    archive: Archive | None = None,
+    archives: Mapping[Path, Archive] | None = None,
 ) -> dict[str, str]:
     """What a report's reader may copy, given at the project's root: campaign, run, verdict and report again.
 
-    Comments (#) say what a command does not carry. `arguments`: further ones of kvtrial report. `archive`: what the
-    campaign is kept in, where a reader has to unpack it first.
+    Comments (#) say what a command does not carry. `arguments`: further ones of kvtrial report. `archives`: what
+    this and other campaigns are kept in, by folder, where a reader has to unpack them first.
     """
     place = shlex.quote(_seen_from_the_root(directory))
     found = {}
-    if archive is not None:
-        # The folder is named: an archive may hold more than the campaign.
-        folders = len(PurePosixPath(archive.member).parts)
-        found["unpack"] = (
-            f"mkdir -p {place} && tar -xJf {shlex.quote(archive.path)} -C {place} --strip-components={folders} "
-            f"{shlex.quote(archive.member)}"
-        )
+    if archives:
+        found["unpack"] = "\n".join(_unpack(folder, archive) for folder, archive in archives.items())
     if records:
         first = records[0]
         run = f"{first.host}/{first.run}"
@@ -117,6 +112,16 @@ def commands_of(
         "verdict": f".venv/bin/kvtrial analyze {place}",
         "report": f".venv/bin/kvtrial report {place} {more}",
     }
+
+
+def _unpack(folder: Path, archive: Archive) -> str:
+    """The folder in the archive is named: it may hold more than the campaign."""
+    place = shlex.quote(_seen_from_the_root(folder))
+    folders = len(PurePosixPath(archive.member).parts)
+    return (
+        f"mkdir -p {place} && tar -xJf {shlex.quote(archive.path)} -C {place} --strip-components={folders} "
+        f"{shlex.quote(archive.member)}"
+    )
 
 
 def _again(record: RunRecord, directory: Path, campaign: Campaign) -> str:

@@ -204,8 +204,8 @@ def judge(
     """Judge a campaign from its records, one host after the other; with `hosts` as if it had these alone.
 
     Records are kept without what only gates read. For a report (`whole_bytes`) the first so many bytes of them stay as
-    they are, and those of the first host by name and of the one whose ladder the verdict has. `each` is given
-    every host's whole records in turn. `summaries`: write those of the hosts as well. Raises UnusableInput for records
+    they are, and those of the hosts of which a report shows one run (`_Shown`). `each` is given every host's whole
+    records in turn. `summaries`: write those of the hosts as well. Raises UnusableInput for records
     that can't be used.
     """
     with without_collector():
@@ -214,10 +214,12 @@ def judge(
         outline.refuse_strangers()
         left, cut = whole_bytes or 0, set()
         outcomes, records, plans = {}, {}, []
+        shown = _Shown()
         for host in outline.hosts if hosts is None else hosts:
             campaign, digest = outline.of(host)
             looks = _looks(directory, host) if summaries else {}
             found = read_host_records(directory, host, campaign, {host: digest})
+            shown.look(host, found)
             if each is not None:
                 each(found)
             outcome = judge_planned(campaign.plan.protocol, host, found, campaign.plan, prices=campaign.prices)
@@ -234,17 +236,35 @@ def judge(
             first, *others = campaign.plan.hosts[0].runs
             plans.append(replace(campaign.plan.hosts[0], runs=[first, *(replace(run, phases=[]) for run in others)]))
         verdict = _verdict(outline, outcomes, records, hosts is None)
-        for host in _of_one_run(verdict, records) & cut if whole_bytes is not None else ():
+        for host in shown.hosts(verdict) & cut if whole_bytes is not None else ():
             campaign, digest = outline.of(host)
             records[host] = read_host_records(directory, host, campaign, {host: digest})
         campaign = outline.campaign
         return Judged(replace(campaign, plan=replace(campaign.plan, hosts=plans)), verdict, records)
 
 
-def _of_one_run(verdict: Verdict, records: Mapping[str, Sequence[RunRecord]]) -> set[str]:
-    """The hosts of which a report shows one run: its requests, its configuration, its time line."""
-    with_records = sorted(host for host, found in records.items() if found)[:1]
-    return {*with_records, *([verdict.ladder.host] if verdict.ladder is not None else [])}
+def _is_configured(record: RunRecord) -> bool:
+    return record.resolved is not None and bool(record.resolved.config or record.resolved.log_facts)
+
+
+class _Shown:
+    """The hosts of which a report shows one run: the first by name with a record, with a completed run (its prompts),
+    and, for each arm, with its configuration; and the one whose ladder the verdict has (its time line).
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, str], str] = {}
+
+    def look(self, host: str, records: Sequence[RunRecord]) -> None:
+        """Take note of what a host's whole records have."""
+        has = {("record", "")} if records else set()
+        has |= {("completed", "") for record in records if record.outcome == "completed"}
+        has |= {("config", record.arm) for record in records if _is_configured(record)}
+        for what in has:
+            self._first[what] = min(host, self._first.get(what, host))
+
+    def hosts(self, verdict: Verdict) -> set[str]:
+        return {*self._first.values(), *([verdict.ladder.host] if verdict.ladder is not None else [])}
 
 
 def _over(outcome: HostOutcome, records: Sequence[RunRecord]) -> HostOutcome:

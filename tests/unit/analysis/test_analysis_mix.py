@@ -261,7 +261,7 @@ def test_the_verdict_of_a_sweep_is_that_of_half_the_requests_returning():
     assert lines[0].startswith(
         "BETTER: On average the first token of a request of a mix in which 50 % return to an evicted prefix comes 2"
     )
-    assert any(text.startswith("Break-even: Found by the sweep of 5 shares") for text in lines)
+    assert any(text.startswith("Break-even: offload against control: Found by the sweep of 5 shares") for text in lines)
 
 
 def test_a_single_share_is_the_users_own():

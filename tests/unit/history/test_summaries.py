@@ -14,6 +14,8 @@ from kvtrial.analysis import summaries
 from kvtrial.analysis.campaign import analyze, conclude, host_plan_digests, read_campaign, read_host_records
 from kvtrial.analysis.cli import main
 from kvtrial.analysis.history.store import add
+from kvtrial.analysis.report.conditions import _configuration_differences, _prompt_rows
+from kvtrial.analysis.report.words import Words
 from kvtrial.analysis.stages import remember
 from kvtrial.analysis.summaries import Outline, digest_path, read_summary, summarise, verdict_of
 from kvtrial.record.errors import UnusableInput
@@ -176,6 +178,32 @@ def test_the_end_of_a_large_campaign_keeps_no_list_of_requests_and_says_the_same
     assert alive and max(alive) <= 1
     judged = summaries.judge(campaign)
     assert not any(phase.requests for runs in judged.records.values() for run in runs for phase in run.phases)
+
+
+def test_a_host_on_which_an_arm_never_ran_lends_a_large_fleet_no_configuration(campaign, monkeypatch):
+    for run in (campaign / "runs" / "g01").glob("*offload*"):
+        shutil.rmtree(run)
+    conclude(str(campaign))
+    whole = (campaign / "report.html").read_bytes()
+    monkeypatch.setattr(summaries, "WHOLE_BYTES", 0)
+    conclude(str(campaign))
+    assert (campaign / "report.html").read_bytes() == whole
+    judged = summaries.judge(campaign, whole_bytes=0)
+    kept = {host for host, runs in judged.records.items() if any(run.resolved and run.resolved.config for run in runs)}
+    assert kept == {"g01", "g03"}
+
+
+def test_a_configuration_that_is_not_known_differs_from_none(campaign):
+    records = summaries.judge(campaign, whole_bytes=2**40).records["g01"]
+    cut = [summaries.cut_down(run) if run.arm != "control" else run for run in records]
+    assert any(run.resolved and run.resolved.config for run in cut)
+    assert _configuration_differences(cut, ["control", "offload"]) == []
+
+
+def test_lengths_of_prompts_are_those_of_a_run_that_has_its_requests(campaign):
+    records = summaries.judge(campaign, whole_bytes=2**40).records
+    mixed = [*map(summaries.cut_down, records["g01"]), *records["g03"]]
+    assert _prompt_rows(mixed, Words("en")) == _prompt_rows(records["g03"], Words("en"))
 
 
 def test_a_host_that_is_not_there_is_a_sentence(campaign, capsys):

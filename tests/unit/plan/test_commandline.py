@@ -94,6 +94,15 @@ def test_a_campaign_outside_a_project_is_named_whole(tmp_path: Path, monkeypatch
 
 def test_a_campaign_in_an_archive_is_unpacked_first(tmp_path: Path) -> None:
     (tmp_path / "experiment.yml").touch()
-    said = commands_of(tmp_path / "results" / "c1", bare_campaign(), [], "en", [], Archive("docs/c1.tar.xz", "a/b c"))
+    own, other = tmp_path / "results" / "c1", tmp_path / "results" / "c2"
+    archives = {own: Archive("docs/c1.tar.xz", "a/b c")}
+    said = commands_of(own, bare_campaign(), [], "en", [], archives)
     unpack = "mkdir -p results/c1 && tar -xJf docs/c1.tar.xz -C results/c1 --strip-components=2 'a/b c'"
     assert said["unpack"] == unpack
+    other.mkdir(parents=True)
+    archives[other] = Archive("docs/c2.tar.xz", "whole")
+    said = commands_of(own, bare_campaign(), [], "en", ["--beside", str(other)], archives)
+    assert said["unpack"].splitlines() == [
+        unpack, "mkdir -p results/c2 && tar -xJf docs/c2.tar.xz -C results/c2 --strip-components=1 whole",
+    ]  # fmt: skip
+    assert said["report"] == ".venv/bin/kvtrial report results/c1 --lang en --beside results/c2"

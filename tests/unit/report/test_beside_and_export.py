@@ -1,6 +1,8 @@
+import hashlib
 import json
 from argparse import Namespace
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pandas as pd
@@ -237,6 +239,19 @@ def test_what_a_sweep_did_not_find_is_not_made_up_from_what_was_computed() -> No
     assert not row.endswith(("apart", "meet", "differs"))  # found and computed are not one measure
 
 
+@pytest.mark.parametrize("pays", ["none", "every", "unknown"])
+def test_what_a_sweep_found_is_not_told_where_the_verdict_is_inconclusive(
+    pays: Literal["none", "every", "unknown"],
+) -> None:
+    found = FoundBreakEven(pays, None, None, None, 0.97, 6, 0.02, 0.03, [], None, None, None, "")
+    swept = with_even("a", found=found)
+    undecided = msgspec.structs.replace(swept, verdict="INCONCLUSIVE")
+    row = row_of(undecided, undecided, "break-even")
+    assert row.count("not told by the sweep") == 2
+    assert "found at" not in row
+    assert (beside.BY_SWEEP[pays] in row_of(swept, swept, "break-even")) is True
+
+
 def test_a_delta_names_its_arms_and_phase_and_is_judged_by_no_word() -> None:
     other = build.verdict(campaign="b", comparisons=build.comparisons(arm="default_layout", delta_ttft_seconds=0.003))
     row = row_of(build.verdict(), other, "delta_ttft_seconds")
@@ -295,3 +310,20 @@ def test_the_records_of_a_campaign_are_read_once(monkeypatch: pytest.MonkeyPatch
     assert seen == [Path("a"), Path("b")]
     assert (found.a.campaign, found.b.campaign) == ("a", "b")
     assert found.conditions == []
+
+
+def test_a_folder_whose_runs_lie_in_an_archive_beside_them_names_it(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "h" / "p01-1-control"
+    run.mkdir(parents=True)
+    content = msgspec.json.encode({"files": {"engine.log.zst": "0" * 64}})
+    (run / "record.json").write_bytes(content)
+    (run / "record.sha256").write_text(f"{hashlib.sha256(content).hexdigest()}  record.json\n")
+    with pytest.raises(UnusableInput, match=r"engine\.log\.zst.*fetch it again\.$"):
+        campaigns.check_digests(run)
+    (tmp_path / "campaign.tar.xz").write_bytes(b"")
+    with pytest.raises(UnusableInput) as refused:
+        campaigns.check_digests(run)
+    assert str(refused.value).endswith(
+        f"the whole campaign is in {tmp_path / 'campaign.tar.xz'}: unpack it elsewhere, and name its folder."
+    )
+    assert "fetch" not in str(refused.value)

@@ -31,3 +31,17 @@ def test_a_committed_report_is_what_this_release_draws(folder: Path) -> None:
     files, _ = reports().drawn(folder)
     for name, content in files.items():
         assert content == (folder / name).read_bytes(), f"{name} differs: make reports"
+
+
+def test_models_of_one_machine_are_drawn_beside_each_other() -> None:
+    named = {folder: [other.name for other in reports().others_of_the_machine(folder)] for folder in DRAWN}
+    machine = RESULTS / "h200-2026-11-29"
+    assert named[machine / "offload-0.6b"] == ["offload-8b"]
+    assert named[machine / "offload-8b"] == ["offload-0.6b"]
+    assert [folder.name for folder, others in named.items() if others] == ["offload-0.6b", "offload-8b"]
+
+
+def test_the_committed_page_of_a_model_has_the_break_even_of_both() -> None:
+    page = (RESULTS / "h200-2026-11-29" / "offload-0.6b" / "report.html").read_text()
+    for part in ("--beside results/offload_lengths-20261129T165104Z", "offload-8b/campaign.tar.xz -C results/"):
+        assert part in page, f"{part} is not on the page: make reports"

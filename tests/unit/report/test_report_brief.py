@@ -154,7 +154,7 @@ def test_a_guard_that_leans_to_worse_is_named_though_its_size_is_not_shown() -> 
 
 def test_a_length_has_its_words() -> None:
     words = Words("en")
-    assert words.subject("return_16k") == "an evicted prefix (16k tokens)"
+    assert words.subject("return_16k") == "an evicted prefix (16k\u00a0tokens)"
     assert words.subject("return_together") == "an evicted prefix, several asked for at once"
     assert "phase" not in Words("ru").subject("gpu_hit_2k")
 

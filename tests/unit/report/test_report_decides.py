@@ -136,7 +136,10 @@ def test_the_brief_says_from_which_length_on_it_pays() -> None:
     own = LengthFit("1.0", build.verdict().campaign, "p", "h1", "m", "BETTER", "offload", "control", [1000, 4000], rows,
                     [[1.0, 1.0]] * 2, [], at, at)  # fmt: skip
     said = brief(build.verdict(), fits=[own, msgspec.structs.replace(own, campaign="another", model="other")])
-    assert "**From which prefix length on**: sooner from 2,000 tokens on (97 % interval 1,500 to" in said
+    line = next(line for line in said.splitlines() if "From which prefix length on" in line)
+    assert line.partition("**: ")[2].replace("\u00a0", " ") == (
+        "shown to be sooner from 4,000 tokens on (estimate: from 2,000 tokens on; 97 % interval 1,500 to 4,000)."
+    )
     unsure = msgspec.structs.replace(own, by_interpolation=msgspec.structs.replace(at, low=0.0, high=math.inf))
     assert "**From which prefix length on**: not shown for any length (97 % interval under 1,000 to none)." in brief(
         build.verdict(), fits=[unsure]
@@ -192,7 +195,7 @@ def test_the_arm_to_adopt_and_what_a_request_costs_with_it_come_first() -> None:
         ladder_verdict(), comparisons=[*ladder_verdict().comparisons, costs], recommendation=advice
     )
     said = ladder_said(verdict)
-    assert "than base above the onset: more\\_kv GPU-seconds of a request ×1.68; fewer\\_seqs " in said
+    assert "than base above the onset (all levels): more\\_kv GPU-seconds of a request ×1.68; fewer\\_seqs " in said
 
 
 def test_gpu_seconds_of_each_way_stand_in_its_table() -> None:

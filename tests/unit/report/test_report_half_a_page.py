@@ -1,6 +1,7 @@
 """The brief is half a page, whatever the campaign, and what it says names its arm, its length and its hosts."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def of_arms(**changes: object) -> Verdict:
 def test_a_break_even_names_its_arms_and_length_wherever_it_stands() -> None:
     verdict = of_arms(prefix_tokens=8200)
     tile = next(" | ".join(merit) for merit in top.merits(verdict, EN) if merit[0].startswith("break-even"))
-    assert tile == (
+    assert tile.replace("\u00a0", " ") == (
         "break-even hit share | 8.3 % | interval 2 % to 19 %; offload against control, prefixes of 8,200 tokens"
     )
     said = build_brief(verdict, build.protocol(), build.records())
@@ -143,6 +144,37 @@ def test_undecided_guards_are_counted_and_named() -> None:
     assert "Undecided of them: 2 (first token, gap between tokens (p95))." in said
 
 
+def test_measures_watched_name_their_arm_where_another_is_found_better_and_what_leans_to_worse_of_it_is_said() -> None:
+    path = next(path for path in VERDICTS if path.parts[-2] == "layout")
+    said = committed(path)
+    assert "Of 3 measures watched with default\\_layout none is shown to be worse." in said
+    also = next(line for line in said.splitlines() if "Also found" in line)
+    assert (
+        "(BETTER). With offload worse or leaning to it: first token for a prompt never seen before ×1.05, throughput"
+        in also
+    )
+    assert "and 1 more." in also
+    russian = next(line for line in committed(path, "ru").splitlines() if "Найдено также" in line)
+    assert "(BETTER). С offload хуже или похоже на то: первый токен" in russian
+    assert "×1,05" in russian
+
+
+def test_guards_that_are_undecided_on_a_ladder_without_an_arm_to_adopt_are_called_guards() -> None:
+    path = next(path for path in VERDICTS if path.parts[-3] == "cpu-2026-11-30" and path.parts[-2] == "ladder")
+    assert re.search(r"Undecided guards: \d+\.", committed(path))
+    assert re.search(r"Не решено стражей: \d+\.", committed(path, "ru"))
+
+
+def test_a_brief_says_why_what_a_request_costs_above_the_onset_is_not_that_of_the_highest_level() -> None:
+    path = next(path for path in VERDICTS if path.parts[-2] == "ladder-tp2")
+    assert "×1.68" in committed(path)
+    assert "Worse than base above the onset (all levels): second\\_replica GPU-seconds" in committed(path)
+    assert "| GPU-seconds/request at 20 alone |" in committed(path)
+    assert "выше порога вытеснений (все ступени): second\\_replica" in committed(path, "ru")
+    assert "| GPU-секунд на запрос только при 20 |" in committed(path, "ru")
+    assert "(all levels)" not in ladder_brief()
+
+
 def test_what_leans_to_worse_on_a_ladder_is_named_with_its_arm() -> None:
     leaning = build.comparison(arm="more_kv", against="base", phase="above_onset", metric="e2e_p95_seconds",
                                role="guard", verdict="INCONCLUSIVE", effect=1.08, ci_low=1.01,
@@ -157,8 +189,8 @@ def test_what_leans_to_worse_on_a_ladder_is_named_with_its_arm() -> None:
 # ------------------------------------------------------------------------------------------------------------- fleet
 
 
-def fit(host: str, tokens: float, high: float = 5000.0) -> LengthFit:
-    at = Crossing(tokens=tokens, low=0.0, high=high, confidence=0.97)
+def fit(host: str, tokens: float, high: float | None = None) -> LengthFit:
+    at = Crossing(tokens=tokens, low=0.0, high=tokens + 700.0 if high is None else high, confidence=0.97)
     rows = [[1.2, 0.8], [1.1, 0.7]]
     ones = [[1.0, 1.0]] * 2
     return LengthFit("1.0", build.verdict().campaign, "p", host, "m", "BETTER", "offload", "control", [1000, 4000],
@@ -166,7 +198,7 @@ def fit(host: str, tokens: float, high: float = 5000.0) -> LengthFit:
 
 
 FITS: Sequence[LengthFit] = [
-    *(fit(f"h{number}", 1500.0 + 100 * number) for number in range(8)), fit("h8", 0.0), fit("h9", 2000.0, NEVER),
+    *(fit(f"h{number}", 1500.0 + 100 * number) for number in range(8)), fit("h8", 0.0, 0.0), fit("h9", 2000.0, NEVER),
 ]  # fmt: skip
 
 
@@ -180,10 +212,77 @@ def test_the_lengths_of_a_fleet_are_one_sentence_over_all_hosts() -> None:
     said = build_brief(fleet(), build.protocol(), build.records(), fits=FITS)
     line = next(line for line in said.splitlines() if "From which prefix length on" in line)
     assert line.partition("**: ")[2] == (
-        "on 8 hosts sooner from 1,500 to 2,200 tokens on; on 1 at every measured length; on 1 not shown for any "
+        "sooner, as shown: on 8 from 2,200 to 2,900 tokens on; on 1 at every measured length; on 1 not shown for any "
         "(of 10 hosts, m)."
     )
     assert "10 hosts, 1 INVALID." in said
+
+
+@pytest.mark.parametrize(
+    ("tokens", "high", "english", "russian"),
+    [
+        (0.0, 2363.0, "shown to be sooner from 2,363 tokens on (estimate: at every measured length; "
+         "97 % interval under 1,000 to 2,363).", "возврат быстрее, показано: с 2 363 токенов (оценка: при всех"),
+        (1504.0, 3734.0, "shown to be sooner from 3,734 tokens on (estimate: from 1,504 tokens on; "
+         "97 % interval under 1,000 to 3,734).", "с 3 734 токенов (оценка: с 1 504 токенов;"),
+        (0.0, 0.0, "shown to be sooner at every measured length (97 % interval under 1,000 to under 1,000).",
+         "показано: при всех измеренных длинах (интервал"),
+        (2000.0, NEVER, "not shown for any length (97 % interval under 1,000 to none).", "не показано ни для какой"),
+    ],
+)  # fmt: skip
+def test_the_length_that_is_said_is_the_one_that_is_shown(
+    tokens: float, high: float, english: str, russian: str
+) -> None:
+    for language, expected in (("en", english), ("ru", russian)):
+        fits = [fit("localhost", tokens, high)]
+        said = build_brief(build.verdict(), build.protocol(), build.records(), language=language, fits=fits)
+        assert expected in said.replace("\u00a0", " ").replace("\u202f", " ")
+
+
+def test_fleets_whose_hosts_agree_say_one_length() -> None:
+    fits = [fit("h1", 1500.0), fit("h2", 1500.0)]
+    said = build_brief(fleet(), build.protocol(), build.records(), fits=fits)
+    assert "sooner, as shown: on 2 from 2,200 tokens on (of 2 hosts, m)." in said
+    russian = build_brief(fleet(), build.protocol(), build.records(), language="ru", fits=FITS).replace("\u202f", " ")
+    assert "возврат быстрее, показано: с длины от 2 200 до 2 900 токенов: 8; при всех" in russian
+
+
+def test_a_length_in_russian_takes_the_form_of_its_number() -> None:
+    for tokens, dative, accusative in (
+        (16392, "в 16 392 токена", "префиксы в 16 392 токена"), (8200, "в 8 200 токенов", "префиксы в 8 200 токенов"),
+        (8201, "в 8 201 токен ", "префиксы в 8 201 токен"),
+    ):  # fmt: skip
+        verdict = of_arms(prefix_tokens=tokens)
+        said = build_brief(verdict, build.protocol(), build.records(), language="ru")
+        words = Words("ru")
+        tile = next(" | ".join(merit) for merit in top.merits(verdict, words) if merit[0] == words("merit.even"))
+        said, tile = (text.replace("\u202f", " ").replace("\u00a0", " ") for text in (said, tile))
+        assert f"вытесненному префиксу {dative}" in said
+        assert tile.endswith(accusative)
+    one = build_brief(build.verdict(), build.protocol(), build.records(), language="ru",
+                      fits=[fit("localhost", 0.0, 2021.0)])  # fmt: skip
+    assert "с 2 021 токена" in one.replace("\u202f", " ").replace("\u00a0", " ")
+
+
+def test_the_headline_says_the_length_of_an_evicted_prefix() -> None:
+    verdict = of_arms(prefix_tokens=8200, hit="return")
+    english = "he first token of an evicted prefix (8,200 tokens) comes 6.6 times sooner"
+    for said in (
+        answer.headline(verdict), top.headline(verdict, EN), build_brief(verdict, build.protocol(), build.records()),
+    ):  # fmt: skip
+        assert english in said.replace("\u00a0", " ")
+    for said in (
+        top.headline(verdict, Words("ru")),
+        build_brief(verdict, build.protocol(), build.records(), language="ru"),
+    ):
+        assert "(8 200 токенов)" in said.replace("\u202f", " ").replace("\u00a0", " ")
+    undecided = msgspec.structs.replace(
+        verdict, verdict="INCONCLUSIVE", comparisons=build.comparisons(verdict="INCONCLUSIVE")
+    )
+    assert "(8,200 tokens)" in build_brief(undecided, build.protocol(), build.records()).splitlines()[2]
+    # A phase of another length, or of no length that is known, keeps its name.
+    assert "(8,200" not in answer.headline(of_arms(prefix_tokens=8200, hit="miss"))
+    assert "tokens)" not in answer.headline(build.verdict())
 
 
 # ---------------------------------------------------------------------------------------------------------- sentences

@@ -120,7 +120,7 @@ def _answer(verdict: Verdict, words: Words) -> str:
     found = top.headline(verdict, words)
     primary = answer.primary_of(verdict.comparisons)
     if verdict.verdict == "INCONCLUSIVE" and primary is not None and not top.headline_is_quoted(verdict):
-        found = top.as_measured(primary, words)
+        found = top.as_measured(primary, words, answer.prefix_tokens_of(primary, verdict))
     limit = words("brief.limit_gpu") if verdict.evidence == "gpu" else top.evidence_limit(verdict, words)
     return f"{verdict.verdict} ({words(f'means.{verdict.verdict}')}). {found} {limit}"
 
@@ -139,7 +139,10 @@ def _compared(verdict: Verdict, protocol: Protocol, words: Words) -> str:
 
 
 def _also(verdict: Verdict, control: str, words: Words) -> str:
-    """What is BETTER than the control beside the arm that decides; of a ladder and of a tier's sizes a table has it."""
+    """What is BETTER than the control beside the arm that decides, and what is worse of that arm or leans to it.
+
+    Of a ladder and of a tier's sizes a table has it.
+    """
     primary = answer.primary_of(verdict.comparisons)
     if primary is None or verdict.ladder is not None or verdict.tier_budget is not None:
         return ""
@@ -148,10 +151,22 @@ def _also(verdict: Verdict, control: str, words: Words) -> str:
         is_other = item.arm not in (primary.arm, control) and item.against == control and item.against_phase is None
         if is_other and item.verdict == "BETTER":
             found.setdefault(item.arm, item)
-    return " ".join(
-        words("brief.also_better", what=top.effect_words(item, words).rstrip("."))
-        for item in list(found.values())[:ALSO_SAID_MAX]
-    )
+    said = []
+    for item in list(found.values())[:ALSO_SAID_MAX]:
+        said.append(words("brief.also_better", what=top.effect_words(item, words).rstrip(".")))
+        worse = [
+            other
+            for other in verdict.comparisons
+            if (other.arm, other.against, other.against_phase) == (item.arm, item.against, None)
+            and other.metric != RAM
+            and (other.verdict == "WORSE" or (other.verdict == "INCONCLUSIVE" and _leans_worse(other)))
+        ]
+        if worse:
+            # Other measures are named before the same measure in another phase.
+            named = _one_of_a_metric(worse)
+            named += [other for other in worse if other not in named]
+            said.append(words("brief.also_worse", arm=item.arm, what=_worse_words(named, "", words)))
+    return " ".join(said)
 
 
 def _what(item: ComparisonResult) -> tuple[str, str]:
@@ -159,7 +174,10 @@ def _what(item: ComparisonResult) -> tuple[str, str]:
 
 
 def _lengths(verdict: Verdict, fits: Sequence[LengthFit], words: Words) -> str:
-    """From which prefix length on a return is sooner, by interpolation; of several hosts in one sentence a model."""
+    """From which prefix length on a return is shown to be sooner, by interpolation; of hosts in one sentence a model.
+
+    What is shown is the interval's upper end: between its ends neither is.
+    """
     own = [fit for fit in fits if fit.campaign == verdict.campaign]
     if len(own) == 1:
         return _length(own[0], words)
@@ -171,24 +189,32 @@ def _lengths(verdict: Verdict, fits: Sequence[LengthFit], words: Words) -> str:
 
 def _length(fit: LengthFit, words: Words) -> str:
     """Of one host."""
-    where, _, interval = offload.pays_from(fit.by_interpolation, fit, words).partition("\n")
-    if fit.by_interpolation.high == NEVER:
+    estimate, _, interval = offload.pays_from(fit.by_interpolation, fit, words).partition("\n")
+    high = fit.by_interpolation.high
+    if high == NEVER:
         # The pairs do not rule out that no length pays.
         return words("brief.length_not_shown", interval=interval)
-    return words("brief.length_pays", where=f"{where} ({interval})" if interval else where)
+    where = offload.from_length(high, fit, words)
+    if high == 0:
+        return words("brief.length_always", where=where, interval=interval)
+    return words("brief.length_pays", where=where, estimate=estimate, interval=interval)
 
 
 def _lengths_of_hosts(model: str, fits: Sequence[LengthFit], words: Words) -> str:
     """Of hosts with one model: from which lengths on, how many pay at every length, on how many nothing is shown."""
-    shown = [fit.by_interpolation.tokens for fit in fits if fit.by_interpolation.high != NEVER]
+    shown = [fit.by_interpolation.high for fit in fits if fit.by_interpolation.high != NEVER]
     from_a_length = sorted(tokens for tokens in shown if tokens)
     said = []
     if from_a_length:
-        low, high = (words.whole(tokens) for tokens in (from_a_length[0], from_a_length[-1]))
-        said.append(words("brief.lengths_from", hosts=words.whole(len(from_a_length)), low=low, high=high))
-    for name, hosts in (("always", len(shown) - len(from_a_length)), ("not_shown", len(fits) - len(shown))):
-        if hosts:
-            said.append(words(f"brief.lengths_{name}", hosts=words.whole(hosts)))
+        hosts = words.whole(len(from_a_length))
+        low, high = words.whole(from_a_length[0]), words.length(from_a_length[-1], "of_tokens")
+        if words.length(from_a_length[0], "of_tokens") == high:
+            said.append(words("brief.lengths_from_one", hosts=hosts, low=high))
+        else:
+            said.append(words("brief.lengths_from", hosts=hosts, low=low, high=high))
+    for name, number in (("always", len(shown) - len(from_a_length)), ("not_shown", len(fits) - len(shown))):
+        if number:
+            said.append(words(f"brief.lengths_{name}", hosts=words.whole(number)))
     return words("brief.lengths", hosts=words.whole(len(fits)), model=clipped(model or "–", 60), said="; ".join(said))
 
 
@@ -271,7 +297,7 @@ def _process(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, word
 def _service(verdict: Verdict, ladder: LadderResult | None, control: str, words: Words) -> str:
     """What service requests got, apart from whether the server lived: the guards, and of a ladder its levels."""
     if ladder is None:
-        return _guards(verdict, words)
+        return _guards(verdict, control, words)
     worst = max(ladder.levels, key=lambda level: level.preemptions_per_request or 0.0, default=None)
     if worst is None or not worst.preemptions:
         return words("brief.service_calm")
@@ -293,7 +319,7 @@ def _service(verdict: Verdict, ladder: LadderResult | None, control: str, words:
     return f"{text}. {_arms_worse(verdict, ladder, control, words)}".rstrip()
 
 
-def _guards(verdict: Verdict, words: Words) -> str:
+def _guards(verdict: Verdict, control: str, words: Words) -> str:
     """What was watched beside: the worse, those that lean to it, and how many of the others are undecided."""
     guards = [item for item in verdict.comparisons if item.role == "guard" and item.metric != RAM]
     primary = answer.primary_of(verdict.comparisons)
@@ -307,7 +333,11 @@ def _guards(verdict: Verdict, words: Words) -> str:
     said += [words("brief.service_hinted", what=_listed(hinted, words))] if hinted else []
     rest = [item for item in guards if item not in worse and item not in hinted]
     if rest:
-        said.append(words("brief.service_rest" if len(rest) < len(guards) else "brief.service_guards", count=len(rest)))
+        key = "brief.service_rest" if len(rest) < len(guards) else "brief.service_guards"
+        # Where another arm stands beside the one that decides, the guards are the latter's.
+        names_arm = {item.arm for item in guards} == {primary.arm} and _also(verdict, control, words)
+        of = words("brief.service_of", arm=primary.arm) if names_arm else ""
+        said.append(words(key, count=len(rest), of=of))
         if open_ := [item for item in rest if item.verdict == "INCONCLUSIVE"]:
             said.append(words("brief.service_undecided", count=len(open_), names=_names(open_, words)))
     return " ".join(said)
@@ -340,6 +370,9 @@ def _arms_worse(verdict: Verdict, ladder: LadderResult, control: str, words: Wor
             if items:
                 found[name].append(f"{arm} {_worse_words(items, place, words)}")
     where = words.place(place) if place else ""
+    if any((item.metric, item.phase, item.verdict) == (GPU_SECONDS, place, "WORSE") for item in verdict.comparisons):
+        # What a request costs stands in the table, too, of one level.
+        where = words("brief.service_all_levels", where=where)
     said = [
         words(f"brief.service_arms_{name}", control=control, where=where, what="; ".join(listed))
         for name, listed in found.items()

@@ -167,8 +167,9 @@ def _launches(records: Sequence[RunRecord]) -> list[tuple[str, str]]:
 
 
 def _resolved_config(records: Sequence[RunRecord], arm: str) -> dict[str, str]:
+    """The first that is known; {} where none is. A record that was cut down for its size has none."""
     for record in records:
-        if record.arm == arm and record.resolved is not None:
+        if record.arm == arm and record.resolved is not None and (record.resolved.config or record.resolved.log_facts):
             found = {**record.resolved.config, **{f"log: {key}": v for key, v in record.resolved.log_facts.items()}}
             return {key: _plain(value) for key, value in sorted(found.items())}
     return {}
@@ -186,11 +187,12 @@ def _configuration_differences(records: Sequence[RunRecord], arms: Sequence[str]
     arms' values lie apart, as the size of a cache that each start finds for itself.
     """
     configs = [_resolved_config(records, arm) for arm in arms]
-    keys = sorted({key for config in configs for key in config})
+    known = [config for config in configs if config]
+    keys = sorted({key for config in known for key in config})
+    # An arm whose configuration nobody knows differs from none.
+    keys = [key for key in keys if len({config.get(key, "–") for config in known}) > 1]
     rows = [Row(key, [config.get(key, "–") for config in configs]) for key in keys]
-    return [row for row in rows if len(set(row.cells)) > 1 and not _is_of_a_start(records, row.head)][
-        :CONFIG_ENTRIES_MAX
-    ]
+    return [row for row in rows if not _is_of_a_start(records, row.head)][:CONFIG_ENTRIES_MAX]
 
 
 OF_A_START = re.compile(r"/|[0-9a-f]{8}-|\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*[0-9])[0-9a-f]{8,}\b")
@@ -250,7 +252,9 @@ def _prompt_rows(records: Sequence[RunRecord], words: Words) -> list[Row]:
     """Phase → requests, lengths, concurrency and the hash of its prompts in the first pair; a row a phase."""
     if not records:
         return []
-    first = next((record for record in records if record.outcome == "completed"), records[0])
+    completed = [record for record in records if record.outcome == "completed"]
+    with_requests = (record for record in completed if any(phase.requests for phase in record.phases))
+    first = next(with_requests, (completed or records)[0])
     rows = []
     for phase in first.phases:
         lengths = sorted({item.prompt_tokens for item in phase.requests if item.prompt_tokens is not None})

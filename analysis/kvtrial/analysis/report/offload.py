@@ -285,15 +285,22 @@ def _lengths_table(fits: Sequence[LengthFit], words: Words) -> Table | None:
 
 def pays_from(found: Crossing, fit: LengthFit, words: Words) -> str:
     """From which length on it pays, and below it the interval of that length."""
-    if found.tokens == NEVER:
-        said = words("lengths.never")
-    elif found.tokens == 0:
-        said = words("lengths.always")
-    else:
-        said = words("lengths.from", tokens=_length(found.tokens, fit, words))
+    said = from_length(found.tokens, fit, words)
     bounds = [_length(bound, fit, words) for bound in (found.low, found.high)]
     return f"{said}\n" + words("merit.interval", confidence=words.share(found.confidence),
                                interval=words("spread", low=bounds[0], high=bounds[1]))  # fmt: skip
+
+
+def from_length(tokens: float, fit: LengthFit, words: Words) -> str:
+    """ "from 6,504 tokens on", "at every measured length"."""
+    if tokens == NEVER:
+        return words("lengths.never")
+    if tokens == 0:
+        return words("lengths.always")
+    said = words.length(tokens, "of_tokens")
+    if fit.tokens[0] <= tokens <= fit.tokens[-1]:
+        return words("lengths.from", tokens=said)
+    return words("lengths.from_outside", tokens=said, outside=words("lengths.outside"))
 
 
 def _length(tokens: float, fit: LengthFit, words: Words) -> str:

@@ -27,22 +27,23 @@ def headline(verdict: Verdict, words: Words) -> str:
             return words("head.invalid")
         return words("head.invalid_gate", gate=gate, meaning=words.or_else(f"gate.{gate}", "–"))
     assert primary is not None
+    tokens = answer.prefix_tokens_of(primary, verdict)
     if verdict.verdict == "INCONCLUSIVE":
-        return as_measured(primary, words)
+        return as_measured(primary, words, tokens)
     if verdict.verdict == "EQUIVALENT":
         return words(
             "head.equivalent",
             arm=primary.arm,
             against=primary.against,
             margin=words.local(answer.margin_text(primary)),
-            what=_what(primary, words),
+            what=_what(primary, words) + (f" ({words.length(tokens)})" if tokens is not None else ""),
         )
-    return effect_words(primary, words)
+    return effect_words(primary, words, tokens)
 
 
-def as_measured(comparison: ComparisonResult, words: Words) -> str:
-    """An effect that is not shown yet, in a sentence."""
-    effect = effect_words(comparison, words)
+def as_measured(comparison: ComparisonResult, words: Words, tokens: int | None = None) -> str:
+    """An effect that is not shown yet, in a sentence. `tokens`: see effect_words."""
+    effect = effect_words(comparison, words, tokens)
     return words("head.inconclusive", effect=effect[:1].lower() + effect[1:])
 
 
@@ -70,8 +71,8 @@ def _what(comparison: ComparisonResult, words: Words) -> str:
     return words("head.what", metric=words.metric(comparison.metric), phase=words.place(comparison.phase))
 
 
-def effect_words(comparison: ComparisonResult, words: Words) -> str:
-    """The effect in a sentence: what comes how much sooner with which arm."""
+def effect_words(comparison: ComparisonResult, words: Words, tokens: int | None = None) -> str:
+    """The effect in a sentence: what comes how much sooner with which arm. `tokens`: of the prefix, where said."""
     assert comparison.effect is not None
     size = _size(comparison, comparison.effect, words)
     low, high = comparison.ci_low, comparison.ci_high
@@ -79,9 +80,12 @@ def effect_words(comparison: ComparisonResult, words: Words) -> str:
     if low is not None and high is not None and low < none < high and math.isfinite(low) and math.isfinite(high):
         size = words("head.anywhere", low=_size(comparison, low, words), high=_size(comparison, high, words))
     is_ttft = answer.is_ttft(comparison.metric)
+    subject = words.subject(comparison.phase) if is_ttft else words.place(comparison.phase)
+    if is_ttft and tokens is not None:
+        subject = words("subject.of_length", subject=subject, tokens=words.length(tokens))
     return words(
         "head.ttft" if is_ttft else "head.metric",
-        subject=words.subject(comparison.phase) if is_ttft else words.place(comparison.phase),
+        subject=subject,
         metric=_capital(words.metric(comparison.metric)),
         size=size,
         arm=comparison.arm,
@@ -164,10 +168,16 @@ def merits(verdict: Verdict, words: Words) -> list[tuple[str, str, str]]:
 
 def _of_whom(even: BreakEven, small: str, words: Words) -> str:
     """The small print of a break-even with its arms and the length of its prefixes."""
-    length = answer.prefix_length(even)
     said = [words("merit.of_arms", arm=even.arm, against=even.against)] if even.arm else []
-    said += [words("merit.of_length", tokens=words.local(length))] if length else []
+    length = _prefix_length(even, words)
+    said += [words("merit.of_length", tokens=length)] if length else []
     return "; ".join(filter(None, [small, ", ".join(said)]))
+
+
+def _prefix_length(even: BreakEven, words: Words) -> str:
+    """ "8,200 tokens"; "" where the length is not known."""
+    length = even.prefix_tokens if even.prefix_tokens is not None else answer.length_of(even.hit)
+    return "" if length == "" else words.length(length)
 
 
 def _even(even: BreakEven | FoundBreakEven, pays: str, verdict: Verdict, words: Words) -> tuple[str, str]:
@@ -400,8 +410,8 @@ def _found_sentence(found: FoundBreakEven, own: float | None, verdict: Verdict, 
 
 def _even_sentence(even: BreakEven, verdict: Verdict, words: Words, own: float | None) -> str:
     """The computed break-even in a sentence; without a share where none is shown. `own`: the user's share."""
-    length = answer.prefix_length(even)
-    prefix = words("brief.prefix_of", tokens=words.local(length)) if length else words("brief.prefix")
+    length = _prefix_length(even, words)
+    prefix = words("brief.prefix_of", tokens=length) if length else words("brief.prefix")
     if even.hit_share is None and even.gain_seconds is not None and even.gain_seconds <= 0:
         if verdict.verdict == "INCONCLUSIVE":
             return words("brief.even_not_told")

@@ -106,6 +106,13 @@ class Words:
         few = fraction or (2 <= ones <= 4 and not 12 <= tens <= 14)
         return forms[1] if few else forms[0] if ones == 1 and tens != 11 else forms[2]
 
+    def length(self, tokens: float | str, noun: str = "token") -> str:
+        """A length: "8,200 tokens", "16k tokens"; `noun`: "of_tokens" where the sentence asks "of how many"."""
+        if isinstance(tokens, str):
+            # A name as 16k is of thousands.
+            return f"{tokens}{NBSP}{self.form(1000, noun)}"
+        return self.count(round(tokens), noun)
+
     def cost(self, value: float, unit: str) -> str:
         """What a change takes more of (negative: less), in its protocol's unit: "+1 MiB of KV cache", "+1 replica"."""
         size, _, what = unit.partition(" of ")
@@ -163,7 +170,7 @@ class Words:
         if mix := answer.MIX.fullmatch(phase):
             return self("subject.mix", share=int(mix[1]))
         if found := answer.OF_LENGTH.fullmatch(phase):
-            return self("subject.of_length", subject=self.subject(found[1]), tokens=found[2])
+            return self("subject.of_length", subject=self.subject(found[1]), tokens=self.length(found[2]))
         if found := answer.TOGETHER.fullmatch(phase):
             return self("subject.together", subject=self.subject(found[1]))
         return self.or_else(f"subject.{phase}", self("subject.other", phase=phase))
