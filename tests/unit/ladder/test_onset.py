@@ -185,25 +185,28 @@ def test_where_more_requests_would_only_queue_they_are_not_asked_for(lengths, ru
     assert found.kind == "never" and found.why.endswith("so requests queue and none is preempted")
 
 
-def test_a_mix_that_fits_with_more_in_flight_than_are_replayed_is_not_said_to_queue():
-    """12,000 blocks hold any 356 to their end, and the prompts of 1,500; 400 are replayed."""
-    lengths = [Length(128, 64 + (97 * number) % 385) for number in range(1600)]
-    found = predict_onset(lengths, 12_000, 16, 2048, 200_000)
-    assert (found.kind, found.low, found.last_safe, found.sure_end) == ("range", 357, 356, False)
-    assert "queue" not in found.why and "with 400 a replay of the first 400 does not preempt" in found.why
-    assert replay_preemptions(lengths, found.high, 12_000, 16, 2048, batched_tokens=200_000) > 0
-    # Prompts alone need not fill the pool: a replay of all 1,600 preempts with 700 in flight.
-    assert found.high is not None and found.high <= 700
-    assert predict_onset(lengths, 12_000, 16, 1024, 200_000).high == found.high
+MANY = [Length(128, 64 + (97 * number) % 385) for number in range(160)]
 
 
-@pytest.mark.parametrize("running", [450, 512, 600])
-def test_a_mix_of_more_in_flight_than_are_replayed_level_by_level_that_only_queues_is_said_to(running):
-    """More are let in than fit to their end on average, and yet no replay of all 1,600 preempts."""
-    lengths = [Length(128, 64 + (97 * number) % 385) for number in range(1600)]
-    found = predict_onset(lengths, 12_000, 16, running, 200_000)
+def test_a_mix_that_fits_with_more_in_flight_than_are_replayed_is_not_said_to_queue(monkeypatch):
+    """1,200 blocks hold any 36 to their end, and the prompts of 150; level by level 40 are replayed."""
+    monkeypatch.setattr(onset, "REPLAYED_REQUESTS_MAX", 40)
+    found = predict_onset(MANY, 1_200, 16, 2048, 200_000)
+    assert (found.kind, found.low, found.last_safe, found.sure_end) == ("range", 37, 36, False)
+    assert "queue" not in found.why and "with 40 a replay of the first 40 does not preempt" in found.why
+    assert replay_preemptions(MANY, found.high, 1_200, 16, 2048, batched_tokens=200_000) > 0
+    # Prompts alone need not fill the pool: a replay of all preempts with half as many in flight.
+    assert found.high is not None and found.high <= 75
+    assert predict_onset(MANY, 1_200, 16, 100, 200_000).high == found.high
+
+
+@pytest.mark.parametrize("running", [52, 55, 58])
+def test_a_mix_of_more_in_flight_than_are_replayed_level_by_level_that_only_queues_is_said_to(running, monkeypatch):
+    """More are let in than the 50 that fit to their end on average, and yet no replay of all preempts."""
+    monkeypatch.setattr(onset, "REPLAYED_REQUESTS_MAX", 40)
+    found = predict_onset(MANY, 1_200, 16, running, 200_000)
     assert found.kind == "never" and found.why.endswith("so requests queue and none is preempted")
-    assert replay_preemptions(lengths, len(lengths), 12_000, 16, running, batched_tokens=200_000) == 0
+    assert replay_preemptions(MANY, len(MANY), 1_200, 16, running, batched_tokens=200_000) == 0
 
 
 def test_one_length_of_which_more_fit_than_are_replayed_has_no_sure_end(monkeypatch):
