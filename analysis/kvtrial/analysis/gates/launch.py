@@ -227,7 +227,8 @@ def _without_scratch(config: dict[str, Any]) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        return _ADDRESS.sub(" at <address>", value.replace(str(scratch), "<scratch>") if known else value)
+        value = value.replace(str(scratch), "<scratch>") if known else value
+        return _ADDRESS.sub(" at <address>", value) if " at 0x" in value else value
 
     return {path: plain(value) for path, value in config.items()}
 
