@@ -1,23 +1,25 @@
 """A fleet's campaign made of a committed one: real records of one host, under the names of many.
 
-Nothing of such a fleet was measured on it: every host is the same host again, and where the campaign has fewer pairs than
-asked, its first ones stand again under later numbers. What a record weighs, its logs, scrapes and requests are real.
+Nothing of such a fleet was measured on it: every host is the same host again. Where the campaign has fewer pairs than
+asked, its first ones stand again under later numbers, told apart by the name of their prompts and the start of their
+server, so that the gates take them for pairs. What a record weighs, its logs, scrapes and requests are real.
 """
 
 import hashlib
 import json
 import os
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from kvtrial.analysis.gates.counts import START_TIME
 from kvtrial.analysis.stalls import with_stalls
 from kvtrial.record.record import RunRecord
 
 ROOT = Path(__file__).parents[2]
 LABEL = "generated: one committed host under the names of many"
+Fields = dict[str, Any]
 
 
 class Copies:
@@ -32,38 +34,39 @@ class Copies:
             archive.extractall(folder / "source", filter="data")
         (plan,) = (folder / "source").rglob("campaign.json")
         campaign = json.loads(plan.read_text())
-        self.protocol: str = campaign["plan"]["protocol"]["name"]
         self.hosts = [f"host-{number:04}" for number in range(hosts)]
         self.directory = folder / "results" / campaign["campaign"]
         self.directory.mkdir(parents=True)
         (part,) = campaign["plan"]["hosts"]
         self._source = plan.parent / "runs" / part["host"]
         planned = _planned(part["runs"], runs)
-        parts = [part | {"host": host, "runs": [run for _, run in planned]} for host in self.hosts]
+        parts = [part | {"host": host, "runs": [run for _, _, run in planned]} for host in self.hosts]
         campaign["plan"]["hosts"] = parts
         campaign["provenance"] |= {"generated": LABEL}
         (self.directory / "campaign.json").write_bytes(msgspec.json.encode(campaign))
-        self.record_bytes = 0
-        self.requests = 0
-        records = [(run, self._record(was, run, older)) for was, run in planned]
+        self.record_bytes = self.requests = 0
+        records = [(was, self._record(was, again, run, older)) for was, again, run in planned]
         for host_part in parts:
             digest = hashlib.sha256(msgspec.json.encode(host_part, order="sorted")).hexdigest()
-            for run, record in records:
-                self._write(host_part["host"], run["run"], record | {"host": host_part["host"], "plan_sha256": digest})
+            for was, record in records:
+                self._write(self._source / was, record | {"host": host_part["host"], "plan_sha256": digest})
 
-    def _record(self, was: str, run: dict[str, Any], older: bool) -> dict[str, Any]:
+    def _record(self, was: str, again: int, run: Fields, older: bool) -> Fields:
         """A run's record under its own name and pair; its files stay in the source's folder of run `was`."""
         text = (self._source / was / "record.json").read_bytes()
         if not older:
             text = msgspec.json.encode(with_stalls(msgspec.json.decode(text, type=RunRecord), self._source / was))
-        record = msgspec.json.decode(text)
+        record: Fields = msgspec.json.decode(text)
+        for phase in record["phases"] if again else ():
+            phase["prompts_sha256"] = hashlib.sha256(f"{phase['prompts_sha256']} {again}".encode()).hexdigest()
+            for page in (phase["before"], phase["after"]):
+                page[START_TIME] += 86_400 * again
         self.requests = max(self.requests, sum(phase["sent"] for phase in record["phases"]))
-        return {**record, **{name: run[name] for name in ("run", "pair", "position", "arm", "spare")}, "was": was}
+        return record | {name: run[name] for name in ("run", "pair", "position", "arm", "spare")}
 
-    def _write(self, host: str, run: str, record: dict[str, Any]) -> None:
-        folder = self.directory / "runs" / host / run
+    def _write(self, source: Path, record: Fields) -> None:
+        folder = self.directory / "runs" / record["host"] / record["run"]
         folder.mkdir(parents=True)
-        source = self._source / record.pop("was")
         for name in record["files"]:
             (folder / name).parent.mkdir(exist_ok=True)
             os.link(source / name, folder / name)
@@ -73,17 +76,14 @@ class Copies:
         self.record_bytes += len(text)
 
 
-def _planned(runs: list[dict[str, Any]], wanted: int) -> list[tuple[str, dict[str, Any]]]:
-    """So many runs, whole pairs as they were planned and then these again: the run copied, and the plan's line."""
+def _planned(runs: list[Fields], wanted: int) -> list[tuple[str, int, Fields]]:
+    """So many runs, the planned pairs and then these again: the run copied, how often it stood before, its line."""
     own = [run for run in runs if not run["spare"]]
     pairs = max(run["pair"] for run in own)
-    return [(run["run"], _renamed(run, run["pair"] + pairs * again)) for again, run in _again(own, wanted)]
-
-
-def _again(runs: list[dict[str, Any]], wanted: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    found = []
     for number in range(wanted):
-        yield divmod(number, len(runs))[0], runs[number % len(runs)]
-
-
-def _renamed(run: dict[str, Any], pair: int) -> dict[str, Any]:
-    return run | {"pair": pair, "run": f"p{pair:02}-{run['position'] + 1}-{run['arm']}"}
+        again, place = divmod(number, len(own))
+        run, pair = own[place], own[place]["pair"] + pairs * again
+        name = f"p{pair:02}-{run['position'] + 1}-{run['arm']}"
+        found.append((run["run"], again, run | {"pair": pair, "run": name}))
+    return found

@@ -96,7 +96,13 @@ def differences(
     An object on one side and null on the other are compared field by field. What an arm declares is the caller's to
     allow: see `undeclared`.
     """
-    left, right = flatten(control), flatten(variant)
+    return differences_of_flat(flatten(control), flatten(variant), version, backend)
+
+
+def differences_of_flat(
+    left: dict[str, Scalar], right: dict[str, Scalar], version: str, backend: Backend = "cuda"
+) -> list[Difference]:
+    """`differences` of two that are flat already: one that is held against many is flattened once."""
     found = []
     both = ((path, left.get(path, ABSENT), right.get(path, ABSENT)) for path in left.keys() | right.keys())
     differing = {path: (was, now) for path, was, now in both if was != now or type(was) is not type(now)}

@@ -270,7 +270,8 @@ def one_sided_p(these: tuple[int, int], those: tuple[int, int]) -> float:
     """
     differing, compared = these[0] + those[0], these[1] + those[1]
     tail = sum(
-        math.comb(these[1], k) * math.comb(those[1], differing - k) for k in range(these[0], min(these[1], differing) + 1)
+        math.comb(these[1], k) * math.comb(those[1], differing - k)
+        for k in range(these[0], min(these[1], differing) + 1)
     )
     return tail / math.comb(compared, differing)
 
