@@ -160,8 +160,10 @@ def in_unit(value: float | None, unit: str, *, signed: bool = False) -> str:
 
 def one_line(text: str, limit: int = 600) -> str:
     """`text` on one line, without control characters (a log line may hold terminal escapes), at most `limit` long."""
-    clean = re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text)
-    clean = "".join(character if character.isprintable() else " " for character in clean)
+    clean = text
+    if not text.isprintable():
+        clean = re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text)
+        clean = "".join(character if character.isprintable() else " " for character in clean)
     clean = re.sub(r" {2,}", " ", clean).strip()
     return clean if len(clean) <= limit else clean[: limit - 1].rstrip() + "…"
 

@@ -79,10 +79,10 @@ def _of_phase(phase: PhaseRecord) -> dict[str, Any]:
     row["dispatch_lag_p95_seconds"] = phase.card.dispatch_lag_p95_seconds
     row["client_cpu_cores"] = phase.card.client_cpu_share
     before, after = phase.before, phase.after
-    for column, role in _delta_columns():
-        was, now = before.get(role), after.get(role)
-        row[column] = None if was is None or now is None else now - was
-    return row
+    return row | {
+        column: None if (was := before.get(role)) is None or (now := after.get(role)) is None else now - was
+        for column, role in _delta_columns()
+    }
 
 
 @cache

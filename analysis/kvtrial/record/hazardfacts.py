@@ -58,6 +58,20 @@ def launch_facts(
     return Facts(values, frozenset({"option", "env", "extra"}))
 
 
+class _Named(dict[str, str]):
+    """Role → its name in a namespace; made once, since a fleet has thousands of pages of the same roles."""
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__()
+        self._namespace = namespace
+
+    def __missing__(self, role: str) -> str:
+        return self.setdefault(role, f"{self._namespace}.{role}")
+
+
+_NOW, _BEFORE, _DELTA = _Named("now"), _Named("before"), _Named("delta")
+
+
 def page_facts(
     after: Mapping[str, float | None], before: Mapping[str, float | None] | None = None, seconds: float | None = None
 ) -> Facts:
@@ -65,15 +79,15 @@ def page_facts(
 
     The caller sees to it that both are of one process; what fell between them would be a negative difference.
     """
-    values: dict[str, Any] = {"now." + role: value for role, value in after.items()}
+    values: dict[str, Any] = {_NOW[role]: value for role, value in after.items()}
     complete = {"now"}
     if before is not None:
         delta = {
             role: None if value is None or (was := before.get(role)) is None else value - was
             for role, value in after.items()
         }
-        values.update([("before." + role, value) for role, value in before.items()])
-        values.update([("delta." + role, value) for role, value in delta.items()])
+        values |= {_BEFORE[role]: value for role, value in before.items()}
+        values |= {_DELTA[role]: value for role, value in delta.items()}
         values |= {f"derived.{name}": value for name, value in _derived(delta).items()}
         complete |= {"before", "delta", "derived"}
     if seconds is not None:

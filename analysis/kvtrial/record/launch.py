@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Protocol
 
 import msgspec
@@ -99,8 +100,15 @@ def human_int(text: str, what: str) -> int:
 def parse_vllm_args(args: list[str]) -> ParsedArgs:
     """Read the arguments of `vllm serve` (with or without these two words in front).
 
-    Raises UnusableInput when --kv-transfer-config is not a JSON object.
+    What is returned is not to be changed: the same arguments are read once. Raises UnusableInput when
+    --kv-transfer-config is not a JSON object.
     """
+    return _read_args(tuple(args))
+
+
+@lru_cache(maxsize=1024)
+def _read_args(args: tuple[str, ...]) -> ParsedArgs:
+    # A judge asks for a run's options hundreds of times.
     rest = list(args)
     if rest and rest[0].rsplit("/", 1)[-1] == "vllm":
         rest.pop(0)

@@ -15,6 +15,7 @@ Scalar = str | int | float | bool | None
 Backend = Literal["cpu", "cuda"]
 Kind = Literal["volatile", "consequence", "other"]
 ABSENT = "<absent>"
+_ENVIRONMENT = "system_env.env_vars"
 
 
 class VolatileField(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,12 +96,17 @@ def differences(
     An object on one side and null on the other are compared field by field. What an arm declares is the caller's to
     allow: see `undeclared`.
     """
-    left, right = flatten(control), flatten(variant)
+    return differences_of_flat(flatten(control), flatten(variant), version, backend)
+
+
+def differences_of_flat(
+    left: dict[str, Scalar], right: dict[str, Scalar], version: str, backend: Backend = "cuda"
+) -> list[Difference]:
+    """`differences` of two that are flat already: one that is held against many is flattened once."""
     found = []
-    for path in sorted(left.keys() | right.keys()):
-        was, now = left.get(path, ABSENT), right.get(path, ABSENT)
-        if was == now and type(was) is type(now):
-            continue
+    both = ((path, left.get(path, ABSENT), right.get(path, ABSENT)) for path in left.keys() | right.keys())
+    differing = {path: (was, now) for path, was, now in both if was != now or type(was) is not type(now)}
+    for path, (was, now) in sorted(differing.items(), key=lambda entry: entry[0]):
         # null against an object: its fields are listed by themselves.
         if {was, now} == {None, ABSENT} and any(
             other.startswith(path + ".") for other in (left if now is None else right)
@@ -136,11 +142,15 @@ def layouts(version: str, backend: Backend) -> Layout | None:
 
 
 def _flatten(value: Any, path: str, flat: dict[str, Scalar]) -> None:
-    if path == "system_env.env_vars" and isinstance(value, str):
+    if path == _ENVIRONMENT and isinstance(value, str):
         value = dict(line.split("=", 1) for line in value.splitlines() if "=" in line)
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            _flatten(inner, f"{path}.{key}" if path else str(key), flat)
+            name = f"{path}.{key}" if path else str(key)
+            if isinstance(inner, dict | list) or name == _ENVIRONMENT:
+                _flatten(inner, name, flat)
+            else:
+                flat[name] = inner
     elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         for index, item in enumerate(value):
             _flatten(item, f"{path}[{index}]", flat)

@@ -4,7 +4,7 @@ These types are parts of the record. All of a ledger's times are whole nanosecon
 the whole exactly.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, islice, pairwise
 from statistics import median_low
@@ -206,29 +206,53 @@ def passed_by_others(requests: Sequence[RequestTimes], median_ns: int) -> tuple[
         return None, None
     tokens = sorted((one for one in _token_times(requests) if len(one) > 1), key=lambda one: one[0])
     everything = sorted(token for one in tokens for token in one)
-    firsts = [one[0] for one in tokens]
-    longest = max((one[-1] - one[0] for one in tokens), default=0)
-    edge, waits, passed_by = median_ns // EDGE_PARTS, 0, 0
+    edge, waits, passed = median_ns // EDGE_PARTS, 0, []
     for own in tokens:
         for low, high in pairwise(own):
-            if bisect_left(everything, high - edge) <= bisect_right(everything, low + edge) or high - low <= 2 * edge:
+            if high - low <= 2 * edge or everything[bisect_right(everything, low + edge)] >= high - edge:
                 continue
-            quarter = (high - low) // 4
-            amid = bisect_right(everything, high - quarter) - bisect_left(everything, low + quarter)
-            waits += high - low > WAIT_MEDIANS * median_ns and went_on(amid, high - low, median_ns)
-            beside = tokens[bisect_left(firsts, low - longest) : bisect_right(firsts, low + edge)]
-            asked = [
-                bisect_left(other, high - edge) > bisect_right(other, low + edge)
-                for other in beside
-                if other is not own and other[-1] > low + edge and not _waits_at(other, (low + high) // 2, median_ns)
-            ]
-            passed_by += 2 * sum(asked) >= len(asked)
-    return waits, passed_by
+            passed.append((low, high, own))
+            if high - low > WAIT_MEDIANS * median_ns:
+                quarter = (high - low) // 4
+                amid = bisect_right(everything, high - quarter) - bisect_left(everything, low + quarter)
+                waits += went_on(amid, high - low, median_ns)
+    passed.sort(key=lambda gap: gap[0])
+    return waits, _most_got_one(passed, tokens, edge, WAIT_MEDIANS * median_ns)
 
 
-def _waits_at(tokens: Sequence[int], moment: int, median_ns: int) -> bool:
-    after = bisect_right(tokens, moment)
-    return 0 < after < len(tokens) and tokens[after] - tokens[after - 1] > WAIT_MEDIANS * median_ns
+def _most_got_one(
+    gaps: Sequence[tuple[int, int, list[int]]], tokens: Sequence[list[int]], edge: int, waits_above: int
+) -> int:
+    """In how many of these gaps (from, to, whose) at least half of the others got a token inside its edges.
+
+    Asked are those that had their first token by then, had not had their last, and do not wait. `gaps` by their from,
+    `tokens` by their first. From gap to gap the next token of each request that is under way stays sorted, so that one
+    bisection says how many of them got theirs.
+    """
+    waiting = sorted(
+        (a, b, number) for number, one in enumerate(tokens) for a, b in pairwise(one) if b - a > waits_above
+    )
+    begins, longest = [a for a, _, _ in waiting], max((b - a for a, b, _ in waiting), default=0)
+    under_way: list[tuple[int, int]] = []
+    begun = found = 0
+    for low, high, own in gaps:
+        after, before, amid = low + edge, high - edge, (low + high) // 2
+        while begun < len(tokens) and tokens[begun][0] <= after:
+            insort(under_way, (tokens[begun][0], begun))
+            begun += 1
+        while under_way[0][0] <= after:
+            number = under_way.pop(0)[1]
+            place = bisect_right(tokens[number], after)
+            if place < len(tokens[number]):
+                insort(under_way, (tokens[number][place], number))
+        asked, got = len(under_way) - 1, bisect_left(under_way, (before,))
+        for _, b, number in waiting[bisect_left(begins, amid - longest) : bisect_right(begins, amid)]:
+            one = tokens[number]
+            if b > amid and one is not own and one[0] <= after < one[-1]:
+                asked -= 1
+                got -= one[bisect_right(one, after)] < before
+        found += 2 * got >= asked
+    return found
 
 
 def _token_times(requests: Sequence[RequestTimes]) -> list[list[int]]:

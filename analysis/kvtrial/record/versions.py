@@ -24,6 +24,7 @@ NEWEST_READ = "0.33"
 
 _RELEASE = re.compile(r"^\s*v?(\d+)\.(\d+)(?:\.(\d+))?")
 _LOCAL_CUDA = re.compile(r"\+.*?cu(\d{2})(\d)")
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def release(version: str) -> Release:
@@ -101,4 +102,4 @@ def data(name: str, shape: type[T]) -> T:
 @cache
 def _loaded(name: str, shape: Any) -> Any:
     text = files("kvtrial.record").joinpath("data", f"{name}.yml").read_text(encoding="utf-8")
-    return msgspec.convert(yaml.safe_load(text), shape)
+    return msgspec.convert(yaml.load(text, _Loader), shape)

@@ -61,16 +61,11 @@ def _steps(run: RunRecord) -> Iterator[tuple[str, dict[str, float | None], dict[
 
 
 def _fell(before: dict[str, float | None], after: dict[str, float | None]) -> list[str]:
-    problems = []
-    for role in accumulating_roles():
-        was, now = before.get(role), after.get(role)
-        if was is None:
-            continue
-        if now is None:
-            problems.append(f"{role} was exported and then no longer")
-        elif now < was:
-            problems.append(f"{role} fell from {was:,.0f} to {now:,.0f}")
-    return problems
+    return [
+        f"{role} was exported and then no longer" if now is None else f"{role} fell from {was:,.0f} to {now:,.0f}"
+        for role in accumulating_roles()
+        if (was := before.get(role)) is not None and ((now := after.get(role)) is None or now < was)
+    ]
 
 
 @gate("requests_complete", NoParameters)

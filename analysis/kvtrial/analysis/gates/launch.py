@@ -14,7 +14,7 @@ from kvtrial.analysis.launch import VISIBLE_GPUS
 from kvtrial.record.hazardfacts import launch_facts, page_facts
 from kvtrial.record.hazards import Concern, HazardHit, Watch, facts_seen, hazards_for
 from kvtrial.record.launch import parse_vllm_args, tier_of
-from kvtrial.record.launchfacts import Difference, changed_by, differences, layouts, undeclared
+from kvtrial.record.launchfacts import Difference, changed_by, differences_of_flat, flatten, layouts, undeclared
 from kvtrial.record.plan import Launch
 from kvtrial.record.predicates import Facts
 from kvtrial.record.protocol import Arm
@@ -73,11 +73,13 @@ def launch_differs_as_declared(context: GateContext, parameters: NoParameters) -
 def _within_arm(runs: list[RunRecord]) -> list[str]:
     """A launch or a resolved configuration that changed from run to run of one arm."""
     first, problems = runs[0], _other_replicas(runs[0].launch)
+    resolved = _flat(first)
     for run in runs[1:]:
         problems += _other_replicas(run.launch)
         if replace(run.launch, arm="") != replace(first.launch, arm=""):
             problems.append(f"arm {run.arm} was launched otherwise in pair {run.pair} than in pair {first.pair}")
-        changed = [d for d in _differences(first, run) if d.kind != "volatile"]
+        found = differences_of_flat(resolved, _flat(run), first.vllm_version_pinned, backend_of(first))
+        changed = [d for d in found if d.kind != "volatile"]
         if changed:
             what = some(f"{d.path} {d.control!r} → {d.variant!r}" for d in changed)
             problems.append(f"arm {run.arm} resolved otherwise in pair {run.pair} than in pair {first.pair}: {what}")
@@ -215,8 +217,11 @@ def _facts(run: RunRecord) -> Resolved:
 
 
 def _differences(left: RunRecord, right: RunRecord) -> list[Difference]:
-    was, now = _without_scratch(_facts(left).config), _without_scratch(_facts(right).config)
-    return differences(was, now, left.vllm_version_pinned, backend_of(left))
+    return differences_of_flat(_flat(left), _flat(right), left.vllm_version_pinned, backend_of(left))
+
+
+def _flat(run: RunRecord) -> dict[str, Any]:
+    return flatten(_without_scratch(_facts(run).config))
 
 
 def _without_scratch(config: dict[str, Any]) -> dict[str, Any]:
@@ -224,12 +229,14 @@ def _without_scratch(config: dict[str, Any]) -> dict[str, Any]:
     scratch = config.get("vllm_env.VLLM_RPC_BASE_PATH")
     known = isinstance(scratch, str) and scratch.startswith("/")
 
-    def plain(value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
+    def plain(value: str) -> str:
         return _ADDRESS.sub(" at <address>", value.replace(str(scratch), "<scratch>") if known else value)
 
-    return {path: plain(value) for path, value in config.items()}
+    # Most values are of a few letters, and a launch has hundreds of them.
+    return {
+        path: plain(value) if isinstance(value, str) and ("/" in value or " at 0x" in value) else value
+        for path, value in config.items()
+    }
 
 
 @gate("model_and_version", NoParameters)

@@ -203,9 +203,13 @@ class Source(Struct, frozen=True):
 
 def _sources(chosen: Chosen) -> list[Source]:
     found = []
+    by_arm: dict[tuple[str, str], list[PhaseRecord]] = {}
+    for record in chosen.used:
+        for phase in record.phases:
+            by_arm.setdefault((record.arm, phase.name), []).append(phase)
     for name in phase_names(chosen.used):
         for arm in chosen.arms:
-            phases = phases_of(chosen.used, arm, name)
+            phases = by_arm.get((arm, name), [])
             tokens = [mean(rise(phase, role) for phase in phases) for role in SOURCES]
             if any(value is not None for value in tokens):
                 load, store = (mean(rise(phase, role) for phase in phases) for role in ("load_bytes", "store_bytes"))
