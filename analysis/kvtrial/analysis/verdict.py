@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from kvtrial.analysis.breakeven import break_even
 from kvtrial.analysis.compare import blank_result
-from kvtrial.analysis.drift import differences, settings_of
+from kvtrial.analysis.drift import NAMED_HOSTS, differences, settings_of
 from kvtrial.analysis.effect import Interval, decide, outward
 from kvtrial.analysis.faults import MAX_PAIR_GAP_SECONDS, Pair
 from kvtrial.analysis.fleet import LEAST_HOSTS, combine
@@ -22,6 +22,7 @@ from kvtrial.analysis.hostverdict import (
 )
 from kvtrial.analysis.ladder import host_ladder, no_cost
 from kvtrial.analysis.laddering import with_ladder_gates
+from kvtrial.analysis.ledger import WHAT_TOOK_IT
 from kvtrial.analysis.metrics import find_metric
 from kvtrial.analysis.mixes import declared_shares, prompt_tokens, saturated_phases
 from kvtrial.analysis.oddhost import class_of, odd_notes, sentences
@@ -125,6 +126,8 @@ def over_fleet(
     budget = tier_budget(protocol, _all_pairs(counted), comparisons) if word != "INVALID" else None
     took = _took([outcome.verdict.ladder for outcome in counted.values()])
     advice = recommend(protocol, word, reason, evidence, comparisons, records, pairs_needed, took)
+    if advice.reason in WHAT_TOOK_IT.values() and (of := _said_of(counted, comparisons)):
+        advice = replace(advice, reason=f"{advice.reason}; {of}")
     return Verdict(
         schema_version=SCHEMA_VERSION,
         campaign=campaign,
@@ -188,6 +191,21 @@ def _took(ladders: Sequence[LadderResult | None]) -> dict[str, TookBy]:
     said = [arm for ladder in ladders if ladder is not None for arm in ladder.arms if arm.moved_by is not None]
     said.sort(key=lambda arm: arm.moved_by == "queue")
     return {arm.arm: arm.moved_by for arm in said if arm.moved_by is not None}
+
+
+def _said_of(counted: Mapping[str, HostOutcome], comparisons: Sequence[ComparisonResult]) -> str:
+    """Of which of a fleet's hosts it is said that something took the delay of the primary comparison's arm."""
+    arm = next((result.arm for result in comparisons if result.role == "primary"), None)
+    said = [
+        host
+        for host, outcome in counted.items()
+        if outcome.verdict.ladder is not None
+        and any(found.arm == arm and found.moved_by is not None for found in outcome.verdict.ladder.arms)
+    ]
+    if len(counted) < 2 or not said:
+        return ""
+    names = ", ".join(said[:NAMED_HOSTS]) + (", …" if len(said) > NAMED_HOSTS else "")
+    return f"said of {len(said)} of {len(counted)} hosts: {names}"
 
 
 def _all_pairs(counted: Mapping[str, HostOutcome]) -> list[Pair]:

@@ -95,6 +95,18 @@ def test_fewer_sequences_take_the_preemptions_away_and_move_the_delay_into_the_q
     assert arm.moved_note.startswith("MOVED: queueing took what preemption gave")
 
 
+def test_of_a_fleet_it_is_said_on_which_hosts_the_delay_moved():
+    def moving(arm, level, pair):
+        return preempting("fewer_seqs" if arm == "more_kv" else arm, level, pair)
+
+    hosts = {"alpha": ladder_records(), "beta": ladder_records(moving), "gamma": ladder_records()}
+    advice = conclude(ladder_protocol(), hosts, "c1").recommendation
+    assert advice.action == "do not adopt more_kv"
+    assert advice.reason.endswith("the delay only moved; said of 1 of 3 hosts: beta")
+    alone = conclude(ladder_protocol(), {"beta": hosts["beta"]}, "c1").recommendation
+    assert alone.reason.endswith("the delay only moved")
+
+
 def test_a_real_gain_is_not_called_moved():
     def gaining(arm, level, pair):
         """Fewer sequences queue a tenth of what they no longer stall."""
