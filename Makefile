@@ -83,7 +83,7 @@ bench-analysis: test-setup
 reports: setup
 	@$(BIN)/python docs/results/reports.py
 
-# What a report takes to build for 100 hosts with 16 runs each; fails above 10 s.
+# What a report takes to build for 100 hosts with 16 runs each, of several protocols; fails above 10 s and says for which.
 bench-report: test-setup
 	@PYTHONPATH=tests $(BIN)/python -m bench.report
 
