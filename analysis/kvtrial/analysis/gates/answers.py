@@ -1,6 +1,5 @@
 """Gates on what went in and came out: the same prompts, the same output lengths, the same answers."""
 
-import math
 from collections.abc import Iterable
 
 from msgspec import Struct, field
@@ -260,20 +259,10 @@ def _more_often(these: tuple[int, int], those: tuple[int, int]) -> bool:
     """Whether (differing, compared) of these shows more differences than that of those."""
     if not these[0] or not those[1]:
         return False
-    return one_sided_p(these, those) < UNVERIFIED_P_MIN
+    from scipy import stats  # most of a second to import, and seldom needed
 
-
-def one_sided_p(these: tuple[int, int], those: tuple[int, int]) -> float:
-    """The p of Fisher's exact test that these (so many of all) are more than those: a hypergeometric tail.
-
-    As scipy.stats.fisher_exact(alternative="greater"), which takes most of a second to import.
-    """
-    differing, compared = these[0] + those[0], these[1] + those[1]
-    tail = sum(
-        math.comb(these[1], k) * math.comb(those[1], differing - k)
-        for k in range(these[0], min(these[1], differing) + 1)
-    )
-    return tail / math.comb(compared, differing)
+    table = [[these[0], these[1] - these[0]], [those[0], those[1] - those[0]]]
+    return bool(stats.fisher_exact(table, alternative="greater").pvalue < UNVERIFIED_P_MIN)
 
 
 def compare_answers(context: GateContext, arm: str, against: str, phase_name: str) -> tuple[int, int]:
