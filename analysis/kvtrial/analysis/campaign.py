@@ -24,7 +24,7 @@ import statistics
 import tarfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -621,8 +621,8 @@ def take_in(incoming: Path, place: Path) -> bool:
     return True
 
 
-def check_digests(run: Path) -> None:
-    """Raise UnusableInput if a run's record or a file that it names was truncated or edited.
+def check_digests(run: Path) -> bytes:
+    """The text of a run's record. Raises UnusableInput if it or a file that it names was truncated or edited.
 
     Of a run of which the record came alone, the files that it names may be absent; those that are here must match.
     """
@@ -638,6 +638,7 @@ def check_digests(run: Path) -> None:
                 continue
             if sha256_of_file(run / name) != digest:
                 raise UnusableInput(f"{run / name} does not match its digest: it was truncated or edited; restore it.")
+        return record
     except (OSError, ValueError, msgspec.DecodeError) as error:
         archive = run.parents[2] / ARCHIVE if len(run.parents) > 2 else None
         do = (
@@ -703,18 +704,25 @@ def read_host_records(directory: Path, host: str, campaign: Campaign, digests: d
     for path in map(record_path, sorted((directory / "runs" / host).glob("p*"))):
         if not path.is_file():
             continue
-        check_digests(path.parent)
-        raw = record_text(path.parent)
-        try:
-            refuse_newer(str(msgspec.json.decode(raw, type=_Version).schema_version), str(path))
-            record = msgspec.json.decode(raw, type=RunRecord)
-        except (msgspec.DecodeError, KeyError, TypeError) as error:
-            raise UnusableInput(f"{path} is not a record of this kvtrial ({error}).") from None
+        record = whole_record(path)
         _refuse_stranger(path, record, campaign, digests)
         for phase in record.phases:
             _refuse_edited(path, phase)
         records.append(with_stalls(record, path.parent))
     return records
+
+
+def whole_record(path: Path) -> RunRecord:
+    """The record in this file. Raises UnusableInput if a digest does not match, it is newer, or is no record."""
+    text = check_digests(path.parent)
+    try:
+        record = msgspec.json.decode(text, type=RunRecord)
+        refuse_newer(record.schema_version, str(path))
+        return record
+    except msgspec.DecodeError as error:
+        with suppress(msgspec.DecodeError):
+            refuse_newer(str(msgspec.json.decode(text, type=_Version).schema_version), str(path))
+        raise UnusableInput(f"{path} is not a record of this kvtrial ({error}).") from None
 
 
 def size_of_records(directory: Path, host: str) -> int:

@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
-from kvtrial.analysis.campaign import Campaign, check_digests, read_campaign
+from kvtrial.analysis.campaign import Campaign, read_campaign, whole_record
 from kvtrial.analysis.commandline import REDACTED
 from kvtrial.analysis.protocols import is_path
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.plan import HostPlan, PoissonPlan, TracePlan, files_of_traces
 from kvtrial.record.record import RunRecord
-from kvtrial.record.store import PACKED_RECORD, RECORD, record_path, record_text
-from kvtrial.record.version import refuse_newer
+from kvtrial.record.store import PACKED_RECORD, RECORD, record_path
 
 
 class Archive(Struct, frozen=True):
@@ -31,13 +29,7 @@ def read_record(path: Path) -> RunRecord:
     path = record_path(path if path.is_dir() or path.name not in (RECORD, PACKED_RECORD) else path.parent)
     if not path.is_file():
         raise UnusableInput(f"{path} is no record; give a run's folder, results/CAMPAIGN/runs/HOST/RUN.")
-    check_digests(path.parent)
-    try:
-        raw = record_text(path.parent)
-        refuse_newer(str(msgspec.json.decode(raw)["schema_version"]), str(path))
-        return msgspec.json.decode(raw, type=RunRecord)
-    except (msgspec.DecodeError, KeyError, TypeError) as error:
-        raise UnusableInput(f"{path} is not a record of this kvtrial ({error}).") from None
+    return whole_record(path)
 
 
 def reproduce(path: Path) -> list[str]:
