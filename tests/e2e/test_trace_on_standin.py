@@ -2,41 +2,22 @@
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 from conftest import BIN, last_line
 
-PROTOCOL = """
-schema_version: "1.0"
-name: mine
-extends: offload_return
-workloads: {mine: {kind: trace, max_tokens: 3}}
-phases:
-  - {name: populate, block: r, prompts: target, salt: r, max_tokens: 2}
-  - {name: replay, block: r, workload: mine, salt: r, arrivals: {kind: recorded, speed: 10}}
-comparisons: [{arm: offload, against: control, phase: replay, metric: ttft_median_seconds, role: primary}]
-alternate_blocks: []
-break_even: {}
-gates: {prefix_evicted: null, treatment_delivered: null, noload_respected: null, answers_equal: null,
-        working_set: null, client_honest: null, undisturbed: {foreign_cpu_share_max: 1.0, steal_share_max: 1.0}}
-"""
-TRACE = [
-    {"time": 7.0, "prompt": "hello there", "salt": "a"},
-    {"time": 7.5, "prompt_token_ids": [40, 41, 42] * 20, "salt": "b"},
-    {"time": 8.0, "prompt_tokens": 70},
-]
+HERE = Path(__file__).parent
+PROTOCOL, TRACE = HERE / "standin_trace.yml", HERE / "standin_trace.jsonl"
 
 
-def project_with_trace(standin_project, tmp_path):
+def project_with_trace(standin_project):
     """The project, and what names the trace on its command line."""
-    (tmp_path / "mine.yml").write_text(PROTOCOL)
-    (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, TRACE)))
-    project = standin_project(protocol=str(tmp_path / "mine.yml"))
-    return project, ("-e", "kvtrial_pairs=2", "-e", f"kvtrial_trace={tmp_path / 'trace.jsonl'}")
+    return standin_project(protocol=str(PROTOCOL)), ("-e", "kvtrial_pairs=2", "-e", f"kvtrial_trace={TRACE}")
 
 
-def test_check_mode_reads_the_trace_and_leaves_nothing(standin_project, tmp_path):
-    project, said = project_with_trace(standin_project, tmp_path)
+def test_check_mode_reads_the_trace_and_leaves_nothing(standin_project):
+    project, said = project_with_trace(standin_project)
     checked = project.play("experiment.yml", "--check", *said)
     assert checked.returncode == 0, checked.stdout
     assert "3 requests over 1 s" in checked.stdout
@@ -45,7 +26,7 @@ def test_check_mode_reads_the_trace_and_leaves_nothing(standin_project, tmp_path
 
 @pytest.mark.full
 def test_a_trace_is_shipped_replayed_and_named_by_reproduce(standin_project, tmp_path):
-    project, said = project_with_trace(standin_project, tmp_path)
+    project, said = project_with_trace(standin_project)
     done = project.play("experiment.yml", *said)
     assert done.returncode == 0, done.stdout
     (campaign,) = project.campaigns()
@@ -60,9 +41,9 @@ def test_a_trace_is_shipped_replayed_and_named_by_reproduce(standin_project, tmp
 
 
 def test_a_bad_line_is_refused_in_the_last_line_before_anything_starts(standin_project, tmp_path):
-    (tmp_path / "mine.yml").write_text(PROTOCOL)
-    (tmp_path / "trace.jsonl").write_text(json.dumps(TRACE[0]) + '\n{"time": 8, "prompt": "x", "max_tokens": 0}\n')
-    project = standin_project(protocol=str(tmp_path / "mine.yml"))
+    first = TRACE.read_text().splitlines()[0]
+    (tmp_path / "trace.jsonl").write_text(first + '\n{"time": 8, "prompt": "x", "max_tokens": 0}\n')
+    project = standin_project(protocol=str(PROTOCOL))
     done = project.play("experiment.yml", "-e", f"kvtrial_trace={tmp_path / 'trace.jsonl'}")
     assert done.returncode != 0
     assert "trace.jsonl line 2: max_tokens=0 can't be used; give a whole number from 1 to" in last_line(done)

@@ -364,6 +364,16 @@ def read_time(record: dict) -> float:
     return datetime.fromisoformat(record["times"]["started_at_utc"]).timestamp()
 
 
+def test_a_trace_is_replayed_where_the_program_has_an_account_of_its_own(project):
+    here = ROOT / "tests" / "e2e"
+    trace = ["-e", f"protocol={here / 'standin_trace.yml'}", "-e", f"kvtrial_trace={here / 'standin_trace.jsonl'}"]
+    project.play(EXPERIMENT, "--limit", "h1", *trace, fails=False)
+    found = records(project.results)
+    replayed = [phase for record in found.values() for phase in record["phases"] if phase["name"] == "replay"]
+    assert [(phase["sent"], phase["failed"], phase["output_tokens"]) for phase in replayed] == [(3, 0, 9)] * 4
+    nothing_left(project)
+
+
 def test_a_canary_that_is_invalid_stops_the_campaign_before_the_others(project):
     others = project.fleet.hosts[1:]
     project.set("h1", kvtrial_engine_env={**project.variables["kvtrial_engine_env"], "STANDIN_FAULT": "no_load"})

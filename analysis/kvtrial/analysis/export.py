@@ -67,7 +67,16 @@ def export_campaign(directory: Path, form: str, to_terminal: bool = False) -> by
 
 
 def _csv(frame: pd.DataFrame) -> bytes:
-    return frame.to_csv(index=False, lineterminator="\n").encode()
+    """The table as pyarrow writes it, texts in quotes: of a large fleet pandas takes ten times as long."""
+    import pyarrow as arrow
+    import pyarrow.csv
+
+    text = io.BytesIO()
+    text.write((",".join(frame.columns) + "\n").encode())
+    arrow.csv.write_csv(
+        arrow.Table.from_pandas(frame, preserve_index=False), text, arrow.csv.WriteOptions(include_header=False)
+    )
+    return text.getvalue()
 
 
 def _parquet(frame: pd.DataFrame) -> bytes:
