@@ -8,6 +8,7 @@ Links are never followed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -42,6 +43,30 @@ def refusal_of(state_dir):
         "kvtrial_state_dir=%s is no absolute path below /; give the project a directory of its own, such as "
         "/var/lib/kvtrial." % (state_dir or "(empty)")
     )
+
+
+@contextlib.contextmanager
+def as_owner_of(folder):
+    """Do what follows as the folder's owner, where this is root: a link that an account planted there leads root nowhere.
+
+    Also where the folder is still to be made: then as the owner of the one that it will lie in.
+    """
+    while not os.path.isdir(folder) and folder != os.path.dirname(folder):
+        folder = os.path.dirname(folder)
+    facts = os.stat(folder)
+    if os.geteuid() != 0 or facts.st_uid == 0:
+        yield
+        return
+    group, groups = os.getegid(), os.getgroups()
+    os.setgroups([facts.st_gid])
+    os.setegid(facts.st_gid)
+    os.seteuid(facts.st_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(group)
+        os.setgroups(groups)
 
 
 def note_of(state_dir, campaign):

@@ -10,7 +10,7 @@ import os
 import signal
 import time
 
-from ansible_collections.kvtrial.vllm.plugins.module_utils import processes
+from ansible_collections.kvtrial.vllm.plugins.module_utils import ownership, processes
 
 FIELDS = (
     "state",
@@ -90,15 +90,16 @@ def touch_heartbeat(directory):
     """Tell the host program that a controller is there: the time on this host's monotonic clock, seconds."""
     path = os.path.join(directory, "heartbeat")
     temporary = path + ".tmp"
-    try:
-        with open(temporary, "w") as file:
-            file.write("%.3f\n" % time.monotonic())
-        os.replace(temporary, path)
-    except OSError:
-        # A full disk: nothing is to be left there.
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with ownership.as_owner_of(directory):
+        try:
+            with open(temporary, "w") as file:
+                file.write("%.3f\n" % time.monotonic())
+            os.replace(temporary, path)
+        except OSError:
+            # A full disk: nothing is to be left there.
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
 
 
 def own_processes(directory, proc="/proc"):

@@ -11,6 +11,7 @@ description:
   - Brings files to the given texts, and makes the folders that they lie in. In check mode a file whose folder is not
     there yet has its diff all the same, which M(ansible.builtin.copy) refuses.
   - Each file is whole at any time. A link is followed; nothing that is no file is replaced.
+  - Root does it as the owner of the folder, who may have put a link there.
 options:
   files:
     description: The files.
@@ -71,6 +72,7 @@ import os
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.kvtrial.vllm.plugins.module_utils import ownership
 
 
 def read(path):
@@ -162,13 +164,14 @@ def main():
     try:
         for file in module.params["files"]:
             path, text = file["path"], file["text"]
-            before = read(path)
-            if before != text:
-                due.append((path, before, text))
-                if not module.check_mode:
-                    put(module, file)
-            elif text is not None:
-                changed = module.set_fs_attributes_if_different(attributes(module, file, path), changed)
+            with ownership.as_owner_of(os.path.dirname(os.path.abspath(path))):
+                before = read(path)
+                if before != text:
+                    due.append((path, before, text))
+                    if not module.check_mode:
+                        put(module, file)
+                elif text is not None:
+                    changed = module.set_fs_attributes_if_different(attributes(module, file, path), changed)
     except (OSError, ValueError) as error:
         module.fail_json(msg="%s can't be read or written (%s); make that possible, and run again." % (path, error))
     except Refused as error:

@@ -1,11 +1,14 @@
 """Teardown removes what the project made and not a file more."""
 
 import json
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
-from ansible_collections.kvtrial.vllm.plugins.module_utils import ownership
+from ansible_collections.kvtrial.vllm.plugins.module_utils import ownership, program_state
 
+NOBODY = 65534
 SHA = "0123456789ab"
 OURS = {
     f"venvs/vllm-0.32.0-{SHA}/kvtrial-installed.json": {"lock_sha256": "1"},
@@ -155,3 +158,34 @@ def test_a_link_is_never_followed(tmp_path):
 def test_what_is_no_directory_of_the_projects_own_is_refused(state_dir):
     assert "kvtrial_state_dir=" in ownership.refusal_of(state_dir)
     assert ownership.refusal_of("/var/lib/kvtrial/") == ""
+
+
+@pytest.fixture
+def folder_of_an_account():
+    """(folder, file): a folder of an account, in which links to a file of root's lie where root is to write."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can be led astray")
+    with tempfile.TemporaryDirectory(dir="/tmp") as top:
+        secret = Path(top) / "secret"
+        secret.write_text("root's")
+        secret.chmod(0o600)
+        folder = Path(top) / "campaign"
+        folder.mkdir()
+        for name in ("consent", "heartbeat.tmp"):
+            (folder / name).symlink_to(secret)
+        os.chown(folder, NOBODY, NOBODY)
+        os.chmod(top, 0o755)
+        yield folder, secret
+
+
+def test_a_link_that_an_account_planted_leads_root_nowhere(folder_of_an_account, tools):
+    folder, secret = folder_of_an_account
+    with pytest.raises(PermissionError):
+        program_state.touch_heartbeat(str(folder))
+    assert os.geteuid() == 0
+    given = {"files": [{"path": str(folder / name), "text": "yes"} for name in ("plan.json", "consent")]}
+    done = tools.run(tools.path("ansible"), "localhost", "-m", "kvtrial.vllm.text_files", "-a", json.dumps(given))
+    assert done.returncode != 0
+    assert f"{folder / 'consent'} can't be read or written" in done.stdout
+    assert "root's" not in done.stdout and secret.read_text() == "root's"
+    assert (folder / "plan.json").read_text() == "yes" and (folder / "plan.json").stat().st_uid == NOBODY
