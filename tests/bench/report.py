@@ -6,11 +6,12 @@ every gate satisfied, no file beside a record. The others are committed campaign
 digest: offload_return, offload_lengths, a ladder of four arms as this release records it, and the same as an older
 release did, whose waits are found in the requests again.
 
-All lies on disk as hosts leave it, and what is timed is `kvtrial report`, in a process of its own, from its imports to
-its last file: every record read, held against its digest and judged, a host at a time, then verdict.json, summary.csv,
-summary.parquet, report.html and brief.md; in both languages. Beside the wall clock stands the CPU time, since this
-machine may be busy. Fails where a report, in either language, takes more than the bound of either, or a page is too
-large. Prints a table and writes results/report.json (of 100 hosts, all subjects).
+All lies on disk as hosts leave it. Timed are two commands, each in a process of its own from its imports to its last
+file: `kvtrial analyze`, which reads every record, holds it and its files against their digests and judges, a host at a
+time; and `kvtrial report`, which does the same and builds report.html, brief.md, summary.csv and summary.parquet, in
+both languages. What it takes to build the report is the difference. Beside the wall clock stands the CPU time, since
+this machine may be busy. Fails where building a report, in either language and by either clock, takes more than the
+bound, or a page is too large. Prints a table and writes results/report.json (of 100 hosts, all subjects).
 """
 
 import argparse
@@ -31,6 +32,7 @@ BOUND_SECONDS = 10.0
 LARGEST_BYTES = 5_000_000
 HOSTS = 100
 LANGUAGES = ("en", "ru")
+CLOCKS = ("wall time", "CPU time")
 Found = dict[str, tuple[float, str]]
 
 
@@ -67,16 +69,24 @@ def measure(subject: str, hosts: int, folder: Path) -> Found:
         "records of a run": (record_bytes / runs / 1024, "KiB"),
         "records together": (record_bytes / 2**20, "MiB"),
     }
+    judging = _timed(f"{subject}, judging", ["analyze", str(directory)])
+    found |= {f"analyze, {metric}": took for metric, took in judging.items()}
     for language in LANGUAGES:
-        took = timed(f"{subject}, {language}", repr(["report", str(directory), "--lang", language]))
-        found |= {f"report {language}, {row['metric']}": (row["value"], row["unit"]) for row in took}
+        whole = _timed(f"{subject}, {language}", ["report", str(directory), "--lang", language])
+        found |= {f"report {language}, {metric}": took for metric, took in whole.items()}
+        for clock in CLOCKS:
+            found[f"built {language}, {clock}"] = (whole[clock][0] - judging[clock][0], "seconds")
         found[f"report.html {language}"] = ((directory / "report.html").stat().st_size, "bytes")
     return found
 
 
+def _timed(subject: str, arguments: list[str]) -> Found:
+    return {row["metric"]: (row["value"], row["unit"]) for row in timed(subject, repr(arguments))}
+
+
 def held(found: Found) -> bool:
     """Whether both reports are within the bounds."""
-    seconds = [found[f"report {language}, {clock} time"][0] for language in LANGUAGES for clock in ("wall", "CPU")]
+    seconds = [found[f"built {language}, {clock}"][0] for language in LANGUAGES for clock in CLOCKS]
     sizes = [found[f"report.html {language}"][0] for language in LANGUAGES]
     return max(seconds) <= BOUND_SECONDS and max(sizes) < LARGEST_BYTES
 
@@ -106,7 +116,7 @@ def main() -> int:
         answer = {"benchmark": "report", "date": datetime.date.today().isoformat(), "machine": machine, "rows": rows}
         RESULTS.write_text(json.dumps(answer, indent=1) + "\n")
     for name, within in outcomes.items():
-        print(f"{name}: {'within' if within else 'ABOVE'} {BOUND_SECONDS:g} s and {LARGEST_BYTES:,} bytes")
+        print(f"{name}: building is {'within' if within else 'ABOVE'} {BOUND_SECONDS:g} s and {LARGEST_BYTES:,} bytes")
     return 0 if all(outcomes.values()) else 1
 
 
