@@ -188,11 +188,12 @@ print(seconds, peak(), flush=True)
 TIMED = (
     PEAK
     + """
-import sys, time
+import pathlib, sys, time
 started = time.monotonic()
 from kvtrial.analysis.{module} import {name} as run
 done = run({arguments})
-print(done if isinstance(done, int) else done["exit_status"], time.monotonic() - started, time.process_time(), peak())
+status = done["exit_status"] if isinstance(done, dict) else done if isinstance(done, int) else 0
+print(status, time.monotonic() - started, time.process_time(), peak())
 """
 )
 Rows = list[dict[str, Any]]

@@ -6,10 +6,10 @@ every gate satisfied, no file beside a record. The others are committed campaign
 digest: offload_return, offload_lengths, a ladder of four arms as this release records it, and the same as an older
 release did, whose waits are found in the requests again.
 
-All lies on disk as hosts leave it. Timed are two commands, each in a process of its own from its imports to its last
-file: `kvtrial analyze`, which reads every record, holds it and its files against their digests and judges, a host at a
-time; and `kvtrial report`, which does the same and builds report.html, brief.md, summary.csv and summary.parquet, in
-both languages. What it takes to build the report is the difference. Beside the wall clock stands the CPU time, since
+All lies on disk as hosts leave it. Timed are, each in a process of its own from its imports to its end, the verdict
+(every record read, held with its files against their digests, and judged, a host at a time), and `kvtrial report`,
+which does the same and builds report.html, brief.md, summary.csv and summary.parquet, in both languages. What it takes
+to build the report is the difference. Beside the wall clock stands the CPU time, since
 this machine may be busy. Fails where building a report, in either language and by either clock, takes more than the
 bound, or a page is too large. Prints a table and writes results/report.json (of 100 hosts, all subjects).
 """
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.analysis import NAME, PAIRS, Fleet, timed
+from bench.analysis import NAME, PAIRS, Fleet, Rows, timed
 from bench.copies import Copies
 
 RESULTS = Path(__file__).parent / "results" / "report.json"
@@ -69,10 +69,11 @@ def measure(subject: str, hosts: int, folder: Path) -> Found:
         "records of a run": (record_bytes / runs / 1024, "KiB"),
         "records together": (record_bytes / 2**20, "MiB"),
     }
-    judging = _timed(f"{subject}, judging", ["analyze", str(directory)])
-    found |= {f"analyze, {metric}": took for metric, took in judging.items()}
+    judging = _by_metric(timed(f"{subject}, judging", f"pathlib.Path({str(directory)!r})", "campaign", "analyze"))
+    found |= {f"judging, {metric}": took for metric, took in judging.items()}
     for language in LANGUAGES:
-        whole = _timed(f"{subject}, {language}", ["report", str(directory), "--lang", language])
+        arguments = repr(["report", str(directory), "--lang", language])
+        whole = _by_metric(timed(f"{subject}, {language}", arguments))
         found |= {f"report {language}, {metric}": took for metric, took in whole.items()}
         for clock in CLOCKS:
             found[f"built {language}, {clock}"] = (whole[clock][0] - judging[clock][0], "seconds")
@@ -80,8 +81,8 @@ def measure(subject: str, hosts: int, folder: Path) -> Found:
     return found
 
 
-def _timed(subject: str, arguments: list[str]) -> Found:
-    return {row["metric"]: (row["value"], row["unit"]) for row in timed(subject, repr(arguments))}
+def _by_metric(rows: Rows) -> Found:
+    return {row["metric"]: (row["value"], row["unit"]) for row in rows}
 
 
 def held(found: Found) -> bool:
