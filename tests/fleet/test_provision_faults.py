@@ -181,22 +181,22 @@ def half_configured(site: Site) -> None:
 
 def test_a_package_whose_module_could_not_be_built_does_not_block_a_rollback(site: Site) -> None:
     """The package's postinst failed, and would again. With another's that dpkg can't end the host is not rebooted."""
-    site.supplies.repository.add(Deb("bystander", "3-1", postinst="#!/bin/sh\nexit 10\n"))
+    site.supplies.repository.add(Deb("afflicted", "3-1", postinst="#!/bin/sh\nexit 10\n"))
     half_configured(site)
     site.host.sh(
-        "apt-get update -q 2>/dev/null; cd /tmp; apt-get -q download bystander=3-1; dpkg --unpack bystander_3-1_*.deb;"
-        "rm bystander_3-1_*.deb"
+        "apt-get update -q 2>/dev/null; cd /tmp; apt-get -q download afflicted=3-1; dpkg --unpack afflicted_3-1_*.deb;"
+        "rm afflicted_3-1_*.deb"
     )
     started = site.host.sh("cut -d ' ' -f 22 /proc/1/stat")
     done = site.plays.play(PROVISION, fails=True)
     said = " ".join(done.stdout.split())
-    assert "h1: it is not rebooted, since dpkg has begun and not ended bystander; look at why" in last_line(done)
+    assert "h1: it is not rebooted, since dpkg has begun and not ended afflicted; look at why" in last_line(done)
     assert site.host.sh("cut -d ' ' -f 22 /proc/1/stat") == started
     assert (
-        "h1: the driver is there; apt could not end what others began: dpkg: error processing package bystander" in said
+        "h1: the driver is there; apt could not end what others began: dpkg: error processing package afflicted" in said
     )
     assert site.host.sh(STATUS) == f"installed {MID}-1" and site.driver() == MID
-    site.host.sh("dpkg --purge bystander; rm /usr/lib/kvtrial-standin/build-fails")
+    site.host.sh("dpkg --purge afflicted; rm /usr/lib/kvtrial-standin/build-fails")
     assert READY in site.refusal(vllm_lock="/nonexistent") and site.driver() == MID
 
 
