@@ -327,7 +327,8 @@ def pack(folder: Folder, output: Path, parts: str = "full") -> dict[str, str]:
     """Write a tar of the finished runs to `output`; digests by run.
 
     `parts` full: every file of a run; most are compressed, so the tar is not. summary: what gates, effects and verdict
-    are drawn from, the record, compressed, and its digest; what it names besides stays here.
+    are drawn from, the record, compressed, and its digest; what it names besides stays here. Raises UnusableInput where
+    the disk is full.
     """
     finished = folder.finished_runs()
     temporary = output.with_name(f".{output.name}.tmp")
@@ -347,9 +348,14 @@ def pack(folder: Folder, output: Path, parts: str = "full") -> dict[str, str]:
                 if (folder.directory / name).exists():
                     archive.add(folder.directory / name, arcname=name)
         temporary.replace(output)
-    except OSError:
+    except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise
+        if error.errno != errno.ENOSPC:
+            raise
+        raise UnusableInput(
+            f"no space is left for the archive of the finished runs beside them in {output.parent}; free some on that "
+            f"disk and run the same command again, which fetches them."
+        ) from None
     return {run: stated_digest(folder.runs / run / "record.sha256") for run in sorted(finished)}
 
 

@@ -1,5 +1,6 @@
 """Parts of an inventory under several controllers, stages of a campaign, and runs of which the record came alone."""
 
+import errno
 import json
 import shutil
 import tarfile
@@ -283,6 +284,18 @@ def fetched(folder: Folder, directory: Path, parts: str) -> dict:
     archive = folder.directory / "archive.tar"
     pack(folder, archive, parts)
     return campaign.collect(str(directory), "h1", str(archive), {"state": "finished"})
+
+
+def test_a_full_disk_takes_no_archive_and_that_is_said_in_a_sentence(tmp_path, monkeypatch):
+    directory = Path(campaign.prepare({**request(), "results_dir": str(tmp_path / "r")})["directory"])
+    folder, _ = host_with_a_run(tmp_path, directory)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("kvtrial.host.program.tarfile.open", full)
+    with pytest.raises(UnusableInput, match=f"no space is left for the archive .* in {folder.directory}; free some"):
+        fetched(folder, directory, "full")
 
 
 def test_of_a_summary_the_rest_is_fetched_later_and_the_verdict_needs_it_not(tmp_path):
