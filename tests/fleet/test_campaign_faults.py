@@ -145,14 +145,27 @@ def test_a_host_powered_off_one_rebooted_and_one_cut_for_good(project):
     nothing_left(project)
 
 
-SMALL_DISK = f"mkdir -p {CAMPAIGNS}; mount -t tmpfs -o size=64M,mode=755 small {CAMPAIGNS}"
 FILL = f"dd if=/dev/zero of={CAMPAIGNS}/filler bs=64k 2>/dev/null || true"
 FOREIGN = "systemd-run -q --unit=foreign bash -c 'exec -a \"vllm serve other\" sleep 600'"
 
 
-def test_a_disk_full_on_the_host_a_key_refused_and_a_foreign_engine_in_the_window(project):
+@pytest.fixture
+def small_disk():
+    """small_disk(host): campaigns lie on a disk of 64 MiB there, until the test is over."""
+    hosts = []
+
+    def made(host):
+        hosts.append(host)
+        host.sh(f"mkdir -p {CAMPAIGNS}; mount -t tmpfs -o size=64M,mode=755 small {CAMPAIGNS}")
+
+    yield made
+    for host in hosts:
+        host.sh(f"systemctl stop kvtrial-host 2>/dev/null || true; umount -l {CAMPAIGNS}")
+
+
+def test_a_disk_full_on_the_host_a_key_refused_and_a_foreign_engine_in_the_window(project, small_disk):
     h1, h2, h3 = project.fleet.hosts
-    h1.sh(SMALL_DISK)
+    small_disk(h1)
     running = project.start(EXPERIMENT)
     try:
         wait_for(lambda: measuring(h2, 1))
@@ -177,17 +190,14 @@ def test_a_disk_full_on_the_host_a_key_refused_and_a_foreign_engine_in_the_windo
         h1.sh(f"rm -f {CAMPAIGNS}/filler", check=False)
         h2.sh("test ! -f /root/keys || mv /root/keys ~deploy/.ssh/authorized_keys")
         h3.sh("systemctl stop foreign", check=False)
-    try:
-        project.play(EXPERIMENT, fails=False)
-        after = records(project.results)
-        assert kept.items() <= ended(after).items(), "a finished run was done again"
-        assert {host for host, _ in after} == {"h1", "h2", "h3"}
-        faults = [r["fault"]["fault"] for (host, _), r in after.items() if host == "h3" and r["fault"]]
-        assert faults == ["foreign_engine"]
-        assert len(list(project.results.glob("*-*"))) == 1
-        nothing_left(project)
-    finally:
-        h1.sh(f"systemctl stop kvtrial-host 2>/dev/null || true; umount -l {CAMPAIGNS}")
+    project.play(EXPERIMENT, fails=False)
+    after = records(project.results)
+    assert kept.items() <= ended(after).items(), "a finished run was done again"
+    assert {host for host, _ in after} == {"h1", "h2", "h3"}
+    faults = [r["fault"]["fault"] for (host, _), r in after.items() if host == "h3" and r["fault"]]
+    assert faults == ["foreign_engine"]
+    assert len(list(project.results.glob("*-*"))) == 1
+    nothing_left(project)
 
 
 def test_a_record_that_was_truncated_or_edited_on_the_host_or_here_is_named(project, capsys):
