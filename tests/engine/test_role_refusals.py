@@ -117,6 +117,9 @@ def test_a_version_without_a_lock_is_refused(tmp_path: Path) -> None:
     result = play(tmp_path, "vllm", "vllm_preflight", vllm_version="0.1.0")
     assert result.returncode == 2
     assert "vllm_backend=cpu with vllm_version=0.1.0 has no lock" in result.stdout
+    settings = {"vllm_backend": "cuda", "vllm_version": "0.31.0"}
+    said = " ".join(play(tmp_path, "vllm", "vllm_preflight", **settings).stdout.split())
+    assert "this project locks 0.26.0, 0.30.0, 0.32.0, 0.33.0 for cuda; use one of those" in said, said
 
 
 def test_a_model_directory_must_be_named(tmp_path: Path) -> None:
