@@ -2,7 +2,7 @@
 
     build_wheel.py REPOSITORY CACHE
 
-The wheel lies in CACHE below the sha256 of the sources, its own sha256 beside it: one that is another file since is built
+The wheel lies in CACHE below the sha256 of the sources, its own sha256 beside it: one that is edited is built
 again. The same sources give the same bytes. Prints one JSON line:
 `{"changed": bool, "wheel": path, "sha256": hex}`. Needs setuptools in the Python that runs it, and no index.
 """
