@@ -117,7 +117,6 @@ def test_a_qwen3_has_norms_of_queries_and_keys_and_says_what_it_is_not(engine: R
 
 SPLIT = """
 import sys
-import tempfile
 sys.path.insert(0, sys.argv[1])
 import make_model
 make_model.FEW_TENSORS_BYTES = 4000

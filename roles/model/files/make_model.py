@@ -464,7 +464,7 @@ def digest_of(path: Path) -> str:
 
 
 def refuse_unreadable(directory: Path, account: str) -> None:
-    """Raise UnusableInput where the account can't read a file; one that is still to be made has no rights of its own."""
+    """Raise UnusableInput where the account can't read a file; one still to be made has no rights of its own."""
     if not account or os.geteuid() != 0:
         return
     try:
