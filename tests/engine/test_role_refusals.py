@@ -159,6 +159,16 @@ def test_a_python_that_is_not_for_the_host_program_is_refused(
     assert sentence in " ".join(result.stdout.split())
 
 
+@pytest.mark.parametrize("role", ["vllm", "workload"])
+def test_verifying_alone_what_nobody_has_installed_is_refused(standin_python: Any, tmp_path: Path, role: str) -> None:
+    settings = {f"{role}_python": standin_python(), "workload_wheel_cache": str(tmp_path / "wheels")}
+    result = play(tmp_path, role, f"{role}_verify", **settings)
+    assert result.returncode == 2, result.stdout
+    said = " ".join(result.stdout.split())
+    assert f"is not there, or not finished; run without --tags, or with --tags {role}, which installs it." in said, said
+    assert not (tmp_path / "root").exists()
+
+
 def test_a_missing_venv_is_told_of_the_python_that_the_host_has(standin_python: Any, tmp_path: Path) -> None:
     settings = {"vllm_backend": "cuda", "vllm_version": "0.33.0"}
     python = standin_python(python="3.13", can_make_venv=False)
