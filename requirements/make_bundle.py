@@ -8,7 +8,7 @@ The folder: wheels/ (engine), host-wheels/ (host program), debs/ with its Packag
 there already and right is not fetched again. Bad input ends with status 2 and one sentence.
 """
 
-import hashlib
+import http.client
 import json
 import re
 import shutil
@@ -19,19 +19,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-SUMS = "SHA256SUMS"
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "roles" / "vllm" / "files"))
+
+from wheelhouse import UnusableInput, pick, requirements_of, sha256_of  # noqa: E402
+
+SUMS = "SHA256SUMS"
 GLIBC_MINORS = (35, 34, 33, 32, 31, 28, 27, 24, 17, 12, 5)
-
-
-class UnusableInput(Exception):
-    """One clear sentence for the user."""
-
-
-def sha256_of(path: Path) -> str:
-    """sha256 of a file in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def run(*command: str | Path, **options: Any) -> str:
@@ -44,41 +38,63 @@ def run(*command: str | Path, **options: Any) -> str:
 
 
 def wheels(lock: Path, folder: Path, pythons: list[str], architectures: list[str]) -> None:
-    """Download a lock's wheels for each Python and architecture; pip compares every sha256 with the lock."""
+    """Download a lock's wheels for each Python and architecture; pip compares every sha256 with the lock.
+
+    pip holds the lock's conditions against the Python that runs it, whatever --python-version says: it is given what is
+    left of the lock for that Python. That all of it came is checked as provisioning will.
+    """
     if not lock.is_file():
         raise UnusableInput(f"{lock} is no lock; make it (make lock VLLM=x.y.z) or name yours in vllm_lock.")
+    text = lock.read_text(encoding="utf-8")
     for python in pythons:
         for architecture in architectures:
+            entries = [
+                f"{name}=={version} " + " ".join(f"--hash=sha256:{digest}" for digest in sorted(digests))
+                for name, version, digests in requirements_of(text, python, architecture)
+            ]
             platforms = [f"manylinux_2_{minor}_{architecture}" for minor in GLIBC_MINORS]
             platforms += [f"manylinux2014_{architecture}", f"manylinux1_{architecture}", f"linux_{architecture}"]
             options = [option for name in platforms for option in ("--platform", name)]
-            run(
-                sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet", "--require-hashes",
-                "--no-deps", "--only-binary=:all:", "--implementation", "cp", "--python-version", python,
-                *options, "--dest", folder, "-r", lock,
-            )  # fmt: skip
+            with tempfile.TemporaryDirectory(prefix="kvtrial-lock-") as name:
+                own = Path(name, lock.name)
+                own.write_text("\n".join(entries) + "\n", encoding="utf-8")
+                run(
+                    sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--quiet",
+                    "--require-hashes", "--no-deps", "--only-binary=:all:", "--implementation", "cp",
+                    "--python-version", python, *options, "--dest", folder, "-r", own,
+                )  # fmt: skip
+            pick(text, folder, python, architecture)
 
 
 def commit_wheel(url: str, sha256: str, folder: Path) -> None:
     """Download the wheel of an exact commit."""
-    target = folder / urllib.request.url2pathname(url.rsplit("/", 1)[1])
+    target = folder / urllib.request.url2pathname(url.rsplit("/", 1)[-1])
     if not target.is_file() or sha256_of(target) != sha256:
-        with urllib.request.urlopen(url, timeout=60) as answer, target.open("wb") as file:
-            shutil.copyfileobj(answer, file)
+        try:
+            with urllib.request.urlopen(url, timeout=60) as answer, target.open("wb") as file:
+                shutil.copyfileobj(answer, file)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise UnusableInput(
+                f"kvtrial_vllm_wheel_url={url} could not be fetched ({getattr(error, 'reason', error)}); give its "
+                "full address on an index or a mirror that this machine reaches."
+            ) from None
     if sha256_of(target) != sha256:
         target.unlink()
         raise UnusableInput(f"{url} has another sha256 than kvtrial_vllm_wheel_sha256={sha256}.")
 
 
 def model(request: dict[str, Any], folder: Path) -> None:
-    """Copy the model, or fetch it from its hub, and keep nothing half."""
+    """Copy the model, or fetch it from its hub, keep nothing half, and nothing of a model that was there before."""
     if request["directory"]:
         source = Path(request["directory"])
         if not source.is_dir():
             raise UnusableInput(f"kvtrial_model_upload={source} is no directory; a bundle holds models as directories.")
         shutil.copytree(source, folder, dirs_exist_ok=True)
+        for path in [path for path in folder.rglob("*") if path.is_file()]:
+            if not (source / path.relative_to(folder)).is_file():
+                path.unlink()
     elif request["repository"]:
-        command = [sys.executable, ROOT / "roles/model/files/fetch_model.py", folder]
+        command = [sys.executable, ROOT / "roles/model/files/fetch_model.py", folder, "--only"]
         command += ["--endpoint", request["endpoint"], "--repository", request["repository"]]
         command += ["--revision", request["revision"]]
         command += [f"--exclude={pattern}" for pattern in request["excluded"]]
@@ -157,7 +173,13 @@ def check(folder: Path) -> int:
     """Compare a bundle with its SHA256SUMS; the number of files. Raises UnusableInput that names the first odd file."""
     if not (folder / SUMS).is_file():
         raise UnusableInput(f"kvtrial_bundle={folder} has no {SUMS}; make it (playbooks/bundle.yml) to its end.")
-    listed = dict(reversed(line.split("  ", 1)) for line in (folder / SUMS).read_text(encoding="utf-8").splitlines())
+    lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        if not re.fullmatch("[0-9a-f]{64}  .+", line):
+            raise UnusableInput(
+                f"line {number} of {folder / SUMS} is no sum and name of a file; copy the bundle again."
+            )
+    listed = dict(reversed(line.split("  ", 1)) for line in lines)
     present = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {SUMS}
     for name in sorted(present ^ set(listed)):
         raise UnusableInput(f"{folder / name} is {'not in' if name in present else 'missing, it is in'} {SUMS}.")
@@ -169,13 +191,17 @@ def check(folder: Path) -> int:
 
 def make(request: dict[str, Any]) -> str:
     """Make or renew the bundle; what is in it."""
+    pythons = request["pythons"]
+    if not isinstance(pythons, list) or not all(re.fullmatch(r"3\.[0-9]+", str(python)) for python in pythons):
+        raise UnusableInput(f'kvtrial_bundle_pythons={pythons} is no list of versions; give one such as ["3.11"].')
+    pythons = [str(python) for python in pythons]
     folder = Path(request["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMS).unlink(missing_ok=True)
-    wheels(Path(request["engine_lock"]), folder / "wheels", request["pythons"], request["architectures"])
+    wheels(Path(request["engine_lock"]), folder / "wheels", pythons, request["architectures"])
     if request["engine_wheel_url"]:
         commit_wheel(request["engine_wheel_url"], request["engine_wheel_sha256"], folder / "wheels")
-    at_least_311 = [python for python in request["pythons"] if tuple(map(int, python.split("."))) >= (3, 11)]
+    at_least_311 = [python for python in pythons if tuple(map(int, python.split("."))) >= (3, 11)]
     wheels(Path(request["host_lock"]), folder / "host-wheels", at_least_311, request["architectures"])
     model(request["model"], folder / "model")
     if request["driver"]["manage"]:
@@ -184,7 +210,13 @@ def make(request: dict[str, Any]) -> str:
     counts = {part: sum(1 for p in paths if p.relative_to(folder).parts[0] == part) for part in sorted(
         {p.relative_to(folder).parts[0] for p in paths})}  # fmt: skip
     size = sum(path.stat().st_size for path in paths)
-    return f"{folder}: {', '.join(f'{n} files in {part}' for part, n in counts.items())}; {size} bytes."
+    told = f"{folder}: {', '.join(f'{n} files in {part}' for part, n in counts.items())}; {size} bytes."
+    if (folder / "model").is_dir():
+        revision = run(sys.executable, ROOT / "roles/model/files/make_model.py", "digest", folder / "model").strip()
+        told += (
+            f"\nPin the model for provisioning from it, in the inventory: kvtrial_model_manifest_revision: {revision}"
+        )
+    return told
 
 
 def main() -> int:

@@ -198,7 +198,15 @@ CASES: dict[str, tuple[str, dict, dict, str]] = {
         "simulated",
         {},
         simulation(" libcuda1 : Depends: libnvidia-ml1 but it is not installable\n", rc=100),
-        "libcuda1 : Depends: libnvidia-ml1 but it is not installable; E: broken; compare",
+        # As on an image that has never read its lists.
+        "libcuda1 : Depends: libnvidia-ml1 but it is not installable; E: broken; run apt-get update on the host, if it "
+        "has never read the lists of its distribution, and compare",
+    ),
+    "apt-has-other-versions": (
+        "simulated",
+        {},
+        simulation(" libcuda1 : Depends: libnvidia-ml1 (= 2) but 1 is to be installed\n", rc=100),
+        "but 1 is to be installed; E: broken; compare nvidia_driver_version and nvidia_driver_packages with what the",
     ),
     "other-kernel": (
         "simulated",
@@ -385,6 +393,8 @@ DECISIONS = """
         msg: >-
           {{ inventory_hostname }} changes={{ nvidia_driver_change }} disturbs={{ __nvidia_driver_disturbs }}
           removes={{ __nvidia_driver_removable | join(',') }} loaded={{ nvidia_driver_loaded_version }}
+          left={{ __nvidia_driver_left | join(',') }} kept={{ __nvidia_driver_is_kept }}
+          lists={{ __nvidia_driver_lists }}
           units={{ __nvidia_driver_units_due }} idle={{ __nvidia_driver_idle_units | join(',') }}.
 """
 NOTED = "/etc/apt/kvtrial-nvidia-driver.json"
@@ -415,6 +425,28 @@ DECIDED: dict[str, tuple[dict, dict, str]] = {
         {"files": {SOURCES: "0", PREFERENCE: "0"}, "record": RECORD},
         ABSENT,
         "changes=True disturbs=True removes=nvidia-driver-c",
+    ),
+    # Ours, and the removal is told to leave drivers alone: it stays pinned, and known as ours.
+    "removal-of-ours-unmanaged": (
+        {"files": {SOURCES: "0", PREFERENCE: "0", NODES: "0", NOTED: "0"}, "record": RECORD},
+        {**ABSENT, "nvidia_driver_manage": False},
+        f"changes=True disturbs=False removes= loaded={PIN} left={NODES} kept=True",
+    ),
+    "gone-unmanaged": (
+        {**GONE, "files": {NOTED: "0"}, "record": RECORD},
+        {**ABSENT, "nvidia_driver_manage": False},
+        f"left={NOTED} kept=False",
+    ),
+    # As apt 2.6.1 names its lists.
+    "lists-of-nvidia": (
+        {},
+        {"nvidia_driver_repository_uri": "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"},
+        "lists=developer.download.nvidia.com_compute_cuda_repos_debian12_x86%5f64 units",
+    ),
+    "lists-of-a-bundle": (
+        {},
+        {"nvidia_driver_debs": "/srv/debs", "nvidia_driver_debs_root": "/var/lib/kvtrial/debs"},
+        "lists=_var_lib_kvtrial_debs units",
     ),
     # A driver that was there before is pinned by this project, and upgraded; it does not go with it.
     "removal-of-a-strangers": ({}, ABSENT, "changes=False disturbs=False removes= "),

@@ -168,6 +168,8 @@ def test_hosts_are_compared_in_all_that_makes_them_one_instrument():
     defaults = yaml.safe_load((ROOT / "roles" / "preflight" / "defaults" / "main.yml").read_text())
     compared = ["driver", "kernel", "engine_lock", "model", "gpu", "governor", "persistence_mode"]
     assert list(defaults["preflight_own_likeness"]) == compared
+    variables = yaml.safe_load((ROOT / "roles" / "preflight" / "vars" / "main.yml").read_text())
+    assert variables["__preflight_properties"] == compared
     hosts = {name: dict.fromkeys(compared, "same") for name in ("a", "b", "c")}
     hosts["b"] = dict.fromkeys(compared, "other")
     assert odd_hosts(hosts) == [f"{name}: b has other, the other hosts same" for name in compared]

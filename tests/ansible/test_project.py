@@ -132,6 +132,16 @@ def test_an_inventory_without_pins_is_refused_in_a_sentence(tmp_path, tools):
     [
         ({"kvtrial_host_may_be_disturbed": False}, "kvtrial_host_may_be_disturbed is False"),
         ({"kvtrial_host_may_be_disturbed": "maybe"}, "kvtrial_host_may_be_disturbed=maybe is neither true nor false"),
+        (
+            {"kvtrial_driver_manage": "maybe"},
+            "kvtrial_driver_manage=maybe is neither true nor false; set it to true to",
+        ),
+        ({"kvtrial_may_differ": "driver"}, "kvtrial_may_differ=driver is no list of properties; hosts are compared in"),
+        (
+            {"kvtrial_may_differ": ["drivr"]},
+            "is no list of properties; hosts are compared in driver, kernel, engine_lock",
+        ),
+        ({"kvtrial_port": "abc"}, "kvtrial_port=abc is not a whole number from 0; write digits only."),
         ({"kvtrial_disk_reserve_bytes": "x"}, "kvtrial_disk_reserve_bytes=x is not a whole number"),
         ({"kvtrial_sweep_first_seconds": "x"}, "kvtrial_sweep_first_seconds=x is not a whole number"),
         ({"kvtrial_engine_args": "x"}, "kvtrial_engine_args=x is not a mapping"),

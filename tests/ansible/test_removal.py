@@ -26,6 +26,14 @@ def test_what_is_not_the_projects_stays_and_is_named(machine):
     assert f"{machine.state}/models/mine" in done.stdout
 
 
+def test_a_removal_passes_where_the_engines_lock_is_gone(machine):
+    """The engine's path follows from its lock; without, what lies below the state directory is known by its mark."""
+    plant(machine.state, OURS)
+    done = machine.play("playbooks/provision.yml", kvtrial_state="absent", vllm_lock="/none/lock.txt")
+    assert done.returncode == 0, done.stdout
+    assert not machine.state.exists(), files_in(machine.state)
+
+
 @pytest.mark.full
 def test_an_interrupted_model_outside_the_state_directory_goes_too(machine, tmp_path):
     """The roles' own removal knows where they were told to put things."""

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,15 @@ def test_the_wheel_follows_its_sources(project: Path) -> None:
     assert [answer["changed"] for answer in (first, again, elsewhere, changed)] == [True, False, True, True]
     assert first["sha256"] == again["sha256"] == elsewhere["sha256"] != changed["sha256"]
     assert sorted(path.name for path in project.iterdir()) == ["analysis", "cache", "other", "pyproject.toml"]
+
+
+@needs_setuptools
+def test_a_wheel_that_was_edited_in_the_cache_is_built_again(project: Path) -> None:
+    first = json.loads(build(project).stdout)
+    with zipfile.ZipFile(first["wheel"], "a") as wheel:
+        wheel.writestr("kvtrial/extra.py", "A = 1\n")
+    assert json.loads(build(project).stdout) == first
+    assert json.loads(build(project).stdout)["changed"] is False
 
 
 @needs_setuptools

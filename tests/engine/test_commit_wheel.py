@@ -68,7 +68,7 @@ def mirror(tmp_path: Path) -> Iterator[tuple[str, str, dict[str, object]]]:
     server.server_close()
 
 
-def install(folder: Path, **variables: object) -> subprocess.CompletedProcess[str]:
+def install(folder: Path, *more: str, **variables: object) -> subprocess.CompletedProcess[str]:
     """Play the role on this machine; pip finds what the wheel needs in a folder, and the wheel at its address."""
     book: list[dict[str, Any]] = [{"hosts": "localhost", "gather_facts": False, "vars": variables, "roles": ["vllm"]}]
     (folder / "play.yml").write_text(json.dumps(book))
@@ -80,7 +80,7 @@ def install(folder: Path, **variables: object) -> subprocess.CompletedProcess[st
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(folder / "index"),
     }
-    command = [str(PLAYBOOK), "-i", "localhost,", "-c", "local", str(folder / "play.yml")]
+    command = [str(PLAYBOOK), "-i", "localhost,", "-c", "local", str(folder / "play.yml"), *more]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, check=False)
 
 
@@ -102,8 +102,13 @@ def test_a_commits_wheel_is_installed_by_its_address_and_sha256_and_says_its_com
     assert origin["url"] == address and origin["archive_info"]["hashes"] == {"sha256": digest}
     again = install(tmp_path, **whole)
     assert again.returncode == 0 and "changed=0" in again.stdout, again.stdout
-    # Gone from it, and named: a wheel by address is of the lock, too.
+    # Gone from it, and named: a wheel by address is of the lock, too. Verified alone, it is neither passed nor marked.
     shutil.rmtree(info)
+    alone = install(tmp_path, "--tags", "vllm_verify", **whole)
+    assert alone.returncode == 2, alone.stdout
+    said = " ".join(alone.stdout.split())
+    assert "is missing in" in said and "run without --tags, or with --tags vllm, which installs it" in said, said
+    assert "is installed anew" not in said and not info.is_dir()
     checked = install(tmp_path, **whole)
     assert f"localhost: vllm of the lock is missing in {venv}" in " ".join(checked.stdout.split()), checked.stdout
     assert checked.returncode == 0 and "changed=0" not in checked.stdout and info.is_dir()

@@ -112,6 +112,13 @@ def test_a_fetch_that_was_killed_goes_on_with_what_is_missing(hub: Hub, tmp_path
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_a_model_that_was_there_before_goes_where_this_one_is_asked_for_alone(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "old-00001-of-00002.safetensors").write_bytes(b"of another model")
+    assert fetch(hub, tmp_path).returncode == 0 and (tmp_path / "old-00001-of-00002.safetensors").is_file()
+    assert json.loads(fetch(hub, tmp_path, "--only").stdout)["fetched"] == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_file_that_is_not_what_the_hub_lists_is_refused(hub: Hub, tmp_path: Path, name: str) -> None:
     hub.files[name] = bytes(len(FILES[name]))

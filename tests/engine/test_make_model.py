@@ -3,8 +3,10 @@
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -225,6 +227,34 @@ def test_a_directory_without_a_config_is_refused_in_one_sentence(tmp_path: Path)
     result = run_with(sys.executable, "adopt", tmp_path, "--manifest", tmp_path / "m.json")
     assert result.returncode == 2
     assert "has no config.json" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["version https://git-lfs", '{"num_hidden_layers": 2,', "[]", '{"torch_dtype": {"a": 1}}', "\xff"],
+)
+def test_what_is_no_configuration_is_refused_in_one_sentence(given: Path, tmp_path: Path, text: str) -> None:
+    (given / "config.json").write_text(text, encoding="latin-1")
+    result = run_with(sys.executable, "adopt", given, "--manifest", tmp_path / "m.json")
+    assert result.returncode == 2 and len(result.stderr.splitlines()) == 1, result.stderr
+    assert f"{given}/config.json is no configuration of a model (" in result.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask what another account may read")
+def test_a_model_that_the_engines_account_cannot_read_is_refused_naming_the_file(given: Path) -> None:
+    """A file that it can't read looks to the engine like one that is not there."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        Path(name).chmod(0o755)
+        model = Path(name, "of mine", "model")
+        shutil.copytree(given, model)
+        adopt = ("adopt", model, "--manifest", Path(name, "m.json"), "--reader", "kvtrial-of-no-host")
+        assert run_with(sys.executable, *adopt).returncode == 0
+        (model / "model.safetensors").chmod(0o600)
+        refused = run_with(sys.executable, *adopt)
+        assert refused.returncode == 2 and f"{model}/model.safetensors can't be read by the account" in refused.stderr
+        (model / "model.safetensors").chmod(0o644)
+        model.parent.chmod(0o700)
+        assert f"{model}/config.json can't be read by the account" in run_with(sys.executable, *adopt).stderr
 
 
 @pytest.mark.parametrize(

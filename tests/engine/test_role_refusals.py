@@ -117,6 +117,9 @@ def test_a_version_without_a_lock_is_refused(tmp_path: Path) -> None:
     result = play(tmp_path, "vllm", "vllm_preflight", vllm_version="0.1.0")
     assert result.returncode == 2
     assert "vllm_backend=cpu with vllm_version=0.1.0 has no lock" in result.stdout
+    settings = {"vllm_backend": "cuda", "vllm_version": "0.31.0"}
+    said = " ".join(play(tmp_path, "vllm", "vllm_preflight", **settings).stdout.split())
+    assert "this project locks 0.26.0, 0.30.0, 0.32.0, 0.33.0 for cuda; use one of those" in said, said
 
 
 def test_a_model_directory_must_be_named(tmp_path: Path) -> None:
@@ -154,6 +157,16 @@ def test_a_python_that_is_not_for_the_host_program_is_refused(
     result = play(tmp_path, "workload", "workload_preflight", **settings)
     assert result.returncode == 2, result.stdout
     assert sentence in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("role", ["vllm", "workload"])
+def test_verifying_alone_what_nobody_has_installed_is_refused(standin_python: Any, tmp_path: Path, role: str) -> None:
+    settings = {f"{role}_python": standin_python(), "workload_wheel_cache": str(tmp_path / "wheels")}
+    result = play(tmp_path, role, f"{role}_verify", **settings)
+    assert result.returncode == 2, result.stdout
+    said = " ".join(result.stdout.split())
+    assert f"is not there, or not finished; run without --tags, or with --tags {role}, which installs it." in said, said
+    assert not (tmp_path / "root").exists()
 
 
 def test_a_missing_venv_is_told_of_the_python_that_the_host_has(standin_python: Any, tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """Fetch a model's files from a Hugging Face hub at one exact revision. Standard library only, Python 3.10 and newer.
 
     fetch_model.py DIRECTORY --endpoint URL --repository OWNER/NAME --revision HASH [--exclude GLOB]
-                   [--token-file FILE | --token-on-stdin]
+                   [--only] [--token-file FILE | --token-on-stdin]
 
 Every file is compared with what the hub says of that revision: the sha256 of large files, git's object id of others. A
-file that is there already and right is kept, so that a fetch that was killed goes on. The token is read from a file or
+file that is there already and right is kept, so that a fetch that was killed goes on; with --only, what else lies there
+is removed at the end. The token is read from a file or
 from standard input: it stands in no argument, no environment and no output, is not sent on to another host, and goes to
 another machine by TLS only.
 Prints one JSON line: `{"files": n, "bytes": n, "fetched": n}`. Bad input ends with status 2 and one sentence.
@@ -139,9 +140,12 @@ def fetch_file(hub: Hub, repository: str, revision: str, name: str, target: Path
     partial.replace(target)
 
 
-def fetch(directory: Path, hub: Hub, repository: str, revision: str, excluded: list[str]) -> dict[str, int]:
-    """Bring every file of the revision; what is printed. Raises UnusableInput."""
-    total = fetched = count = 0
+def fetch(
+    directory: Path, hub: Hub, repository: str, revision: str, excluded: list[str], only: bool = False
+) -> dict[str, int]:
+    """Bring every file of the revision, and with `only` nothing else; what is printed. Raises UnusableInput."""
+    total = fetched = 0
+    brought: set[Path] = set()
     for file in listing(hub, repository, revision):
         if any(fnmatch.fnmatch(file.path, pattern) for pattern in excluded):
             continue
@@ -157,9 +161,12 @@ def fetch(directory: Path, hub: Hub, repository: str, revision: str, excluded: l
                     f"{file.path} of {repository} is not what the hub says of revision {revision} (sha256 or size "
                     "differ); fetch again, or ask another endpoint."
                 )
-        count += 1
+        brought.add(target)
         total += target.stat().st_size
-    return {"files": count, "bytes": total, "fetched": fetched}
+    for path in list(directory.rglob("*")) if only else []:
+        if path.is_file() and path not in brought:
+            path.unlink()
+    return {"files": len(brought), "bytes": total, "fetched": fetched}
 
 
 def token_in(path: str) -> str:
@@ -178,6 +185,7 @@ def main() -> int:
         parser.add_argument(name, required=True)
     parser.add_argument("--token-file", default="")
     parser.add_argument("--token-on-stdin", action="store_true")
+    parser.add_argument("--only", action="store_true")
     parser.add_argument("--exclude", action="append", default=[])
     given = parser.parse_args()
     try:
@@ -185,7 +193,7 @@ def main() -> int:
             raise UnusableInput(f"model_revision={given.revision} is no full commit hash; give its 40 digits.")
         token = sys.stdin.readline().strip() if given.token_on_stdin else token_in(given.token_file)
         hub = Hub(given.endpoint, token)
-        print(json.dumps(fetch(given.directory, hub, given.repository, given.revision, given.exclude)))
+        print(json.dumps(fetch(given.directory, hub, given.repository, given.revision, given.exclude, given.only)))
     except (UnusableInput, OSError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -15,7 +15,9 @@ import argparse
 import hashlib
 import json
 import os
+import pwd
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -319,9 +321,20 @@ def facts_of_config(directory: Path) -> dict[str, Any]:
     """Architectures and KV bytes per token of a directory with a Hugging Face config.json.
 
     `kv_bytes_per_token` is None where the config does not determine it (compressed KV, several text parts, an
-    unknown type of values): the engine's own figure counts then.
+    unknown type of values): the engine's own figure counts then. Raises UnusableInput for what is no configuration.
     """
-    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    path = directory / "config.json"
+    try:
+        return facts_in(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise UnusableInput(
+            f"{path} is no configuration of a model ({error}); it should be a JSON object, and a Git LFS pointer or a "
+            "copy that was cut off is none: bring the model's own file."
+        ) from None
+
+
+def facts_in(config: dict[str, Any]) -> dict[str, Any]:
+    """Of what a config.json holds. Raises TypeError or AttributeError where it is no configuration."""
     value_bytes = VALUE_BYTES.get(config.get("torch_dtype") or config.get("dtype") or "")
     layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
     known = value_bytes and layers and heads and config.get("hidden_size") and "kv_lora_rank" not in config
@@ -450,13 +463,36 @@ def digest_of(path: Path) -> str:
     return sha256_of(path)
 
 
-def adopt(directory: Path, manifest_path: Path, check: bool = False, **facts: Any) -> dict[str, Any]:
+def refuse_unreadable(directory: Path, account: str) -> None:
+    """Raise UnusableInput where the account can't read a file; one still to be made has no rights of its own."""
+    if not account or os.geteuid() != 0:
+        return
+    try:
+        entry = pwd.getpwnam(account)
+        user, group, groups = entry.pw_uid, entry.pw_gid, os.getgrouplist(account, entry.pw_gid)
+    except KeyError:
+        user, group, groups = 65534, 65534, []
+    files = sorted(str(path) for path in directory.rglob("*") if path.is_file())
+    script = 'for file; do test -r "$file" || { echo "$file"; exit 1; }; done'
+    done = subprocess.run(
+        ["/bin/sh", "-c", script, "sh", *files], user=user, group=group, extra_groups=groups, cwd="/",
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise UnusableInput(
+            f"{done.stdout.strip()} can't be read by the account {account}, as which engines run; to them "
+            f"it is missing. Let everybody read it (chmod -R a+rX {directory}) and pass through every folder above it."
+        )
+
+
+def adopt(directory: Path, manifest_path: Path, check: bool = False, reader: str = "", **facts: Any) -> dict[str, Any]:
     """Write the manifest of a given model directory, unless `check`; return whether it changed, and to what."""
     if not (directory / "config.json").is_file():
         raise UnusableInput(
             f"{directory} has no config.json; a model directory has config.json, a tokenizer and weights, "
             "so name the directory that holds them."
         )
+    refuse_unreadable(directory, reader)
     manifest = manifest_of(files_of(directory), "given", **facts_of_config(directory), **facts)
     text = json.dumps(manifest, indent=2, sort_keys=True) + "\n"
     changed = not manifest_path.is_file() or manifest_path.read_text(encoding="utf-8") != text
@@ -488,6 +524,7 @@ def parser() -> argparse.ArgumentParser:
     adopting.add_argument("--manifest", type=Path, required=True)
     for command in (making, adopting):
         command.add_argument("--check", action="store_true", help="say what would change, and write nothing")
+    adopting.add_argument("--reader", default="", help="the account that has to be able to read it")
     adopting.add_argument("--unpacked", action="store_true", help="it may lie in one folder of an archive")
     digesting = commands.add_parser("digest", help="print what pins a directory or an archive")
     digesting.add_argument("directory", type=Path)
@@ -505,7 +542,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             make_world_readable(directory)
         # What the role brought it may remove again; a model of the user's own, never.
         facts = {"brought_here": True} if arguments.unpacked else {}
-        return adopt(directory, arguments.manifest, arguments.check, **facts)
+        return adopt(directory, arguments.manifest, arguments.check, arguments.reader, **facts)
     changed = False
     if arguments.command == "verify":
         if problem := problem_with(directory):
@@ -530,7 +567,7 @@ def main() -> int:
             print(digest_of(arguments.directory))
         else:
             print(json.dumps(run(arguments)))
-    except UnusableInput as error:
+    except (UnusableInput, OSError) as error:
         print(str(error), file=sys.stderr)
         return 2
     return 0

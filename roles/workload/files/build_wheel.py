@@ -2,7 +2,8 @@
 
     build_wheel.py REPOSITORY CACHE
 
-The wheel lies in CACHE below the sha256 of the sources; the same sources give the same bytes. Prints one JSON line:
+The wheel lies in CACHE below the sha256 of the sources, its own sha256 beside it: one that is edited is built
+again. The same sources give the same bytes. Prints one JSON line:
 `{"changed": bool, "wheel": path, "sha256": hex}`. Needs setuptools in the Python that runs it, and no index.
 """
 
@@ -88,10 +89,24 @@ def build(repository: Path, sources: list[Path], target: Path) -> None:
                 f"The wheel of kvtrial could not be built with {sys.executable} ({cause_in(result.stderr)}); "
                 "put right what it names and run again."
             )
+        (wheel,) = output.glob("kvtrial-*.whl")
+        wheel.with_name(f"{wheel.name}.sha256").write_text(sha256_of(wheel), encoding="utf-8")
         try:
             output.rename(target)
         except OSError:  # another host's turn of the same play was faster
             shutil.rmtree(output)
+
+
+def sha256_of(path: Path) -> str:
+    """sha256 of a file in hex."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def is_as_built(target: Path) -> bool:
+    """Whether the folder holds one wheel, and that the one which was built."""
+    wheels = list(target.glob("kvtrial-*.whl"))
+    noted = wheels[0].with_name(f"{wheels[0].name}.sha256") if len(wheels) == 1 else None
+    return noted is not None and noted.is_file() and noted.read_text(encoding="utf-8") == sha256_of(wheels[0])
 
 
 def main() -> int:
@@ -100,15 +115,15 @@ def main() -> int:
     try:
         sources = sources_of(repository)
         target = cache / digest_of(repository, sources)[:12]
-        changed = not target.is_dir()
+        changed = not is_as_built(target)
         if changed:
+            shutil.rmtree(target, ignore_errors=True)
             build(repository, sources, target)
         (wheel,) = target.glob("kvtrial-*.whl")
     except UnusableInput as error:
         print(str(error), file=sys.stderr)
         return 2
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    print(json.dumps({"changed": changed, "wheel": str(wheel), "sha256": digest}))
+    print(json.dumps({"changed": changed, "wheel": str(wheel), "sha256": sha256_of(wheel)}))
     return 0
 
 
