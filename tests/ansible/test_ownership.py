@@ -174,7 +174,7 @@ def folder_of_an_account():
         for name in ("consent", "heartbeat.tmp"):
             (folder / name).symlink_to(secret)
         os.chown(folder, NOBODY, NOBODY)
-        os.chmod(top, 0o755)
+        Path(top).chmod(0o755)
         yield folder, secret
 
 
