@@ -47,7 +47,7 @@ def refusal_of(state_dir):
 
 @contextlib.contextmanager
 def as_owner_of(folder):
-    """Do what follows as the folder's owner, where this is root: a link that an account planted is not followed as root.
+    """Do what follows as the folder's owner, where this is root: no link that an account planted leads root on.
 
     Also where the folder is still to be made: then as the owner of the one that it will lie in.
     """
