@@ -841,7 +841,8 @@ def _refuse_stranger(path: Path, record: RunRecord, campaign: Campaign, digests:
         (f"its run is {record.run}, the folder's {run}", record.run != run),
         (f"run {run} is not in the plan", plan is not None and planned is None),
         (
-            f"its campaign is {record.campaign}, this one is {campaign.campaign}",
+            f"its campaign is {record.campaign}, that of host {host} here is "
+            f"{campaign.campaign_of.get(host, campaign.campaign)}",
             record.campaign != campaign.campaign_of.get(host, campaign.campaign),
         ),
         (
@@ -1115,7 +1116,12 @@ def _finished_share(directory: Path, hosts: Sequence[str]) -> float:
 
 
 def unfinished_sentence(outline: "Outline", away: Mapping[str, str] | None = None) -> str:
-    """Which hosts are not finished and why, and that the same command goes on. `away`: hosts → why this one left them."""
+    """Which hosts are not finished and why, and that the same command goes on. `away`: hosts → why this one left them.
+
+    Of a campaign put together from parts none goes on: each host knows it by its part's name.
+    """
+    campaign_of = outline.campaign.campaign_of
+    unfinished_parts = set()
     states = {state.host: state for state in _host_states(outline.directory)}
     parts = []
     for host in outline.hosts:
@@ -1127,4 +1133,9 @@ def unfinished_sentence(outline: "Outline", away: Mapping[str, str] | None = Non
             if away and host in away:
                 why = f"{away[host]}{f', when last fetched {why}' if state else ''}"
             parts.append(f"{host} ({why}; {done} of {planned} runs done)")
-    return f"not finished on {', '.join(parts)}; the same command goes on with what is missing."
+            unfinished_parts.add(campaign_of.get(host, ""))
+    told = f"not finished on {', '.join(parts)}"
+    if campaign_of:
+        part = ", ".join(sorted(unfinished_parts))
+        return f"{told}; go on with {part} by its own command, then merge the parts into a new folder."
+    return f"{told}; the same command goes on with what is missing."

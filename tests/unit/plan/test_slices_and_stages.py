@@ -486,3 +486,24 @@ def test_a_larger_campaign_that_a_later_one_finished_is_not_gone_on_with(tmp_pat
     new = run_by(tmp_path.parent, tmp_path.name, ["h1", "h2", "h4"])
     assert new.parent == tmp_path
     assert not asks(tmp_path, ["h1", "h2"])["resumed"]
+
+
+def test_a_merged_campaign_is_gone_on_with_by_its_part_and_never_itself(tmp_path, capsys):
+    results = tmp_path / "r"
+    one, two = (Path(asks(results, hosts)["directory"]) for hosts in (["h1"], ["h2", "h3"]))
+    for directory, host, runs in ((one, "h1", None), (two, "h2", None), (two, "h3", 4)):
+        done_on(directory, host, runs, "finished" if runs is None else "stopped")
+    merged = results / "offload_return-all"
+    assert main(["merge", str(one), str(two), "--into", str(merged)]) == 2
+    said = (
+        f"not finished on h3 (stopped; 4 of 12 runs done); go on with {two.name} by its own command, then merge the "
+        f"parts into a new folder."
+    )
+    assert said in capsys.readouterr().err and campaign.conclude(str(merged))["unfinished"] == said
+    # Its name sorts before every date; over its very hosts a campaign begins, and its part is gone on with.
+    assert asks(results, ["h1", "h2", "h3"])["campaign"] != merged.name
+    path = next(merged.glob("runs/h3/*/record.json"))
+    digest = write_atomically(path, path.read_bytes().replace(two.name.encode(), merged.name.encode()))
+    path.with_name("record.sha256").write_text(f"{digest}  record.json\n")
+    with pytest.raises(UnusableInput, match=f"its campaign is {merged.name}, that of host h3 here is {two.name};"):
+        campaign.analyze(merged)
