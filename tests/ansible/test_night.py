@@ -27,11 +27,12 @@ def fleet(tmp_path, tools):
     (tmp_path / "inventory" / "group_vars" / "all").mkdir(parents=True)
     (tmp_path / "inventory" / "group_vars" / "all" / "00-pins.yml").symlink_to(ROOT / "group_vars" / "all" / "pins.yml")
 
-    def play(playbook, hosts, **variables):
+    def play(playbook, hosts, here=None, **variables):
         own = {"kvtrial_state_dir": str(tmp_path / "state"), "kvtrial_backend": "cpu", **variables}
         inventory = {"all": {"hosts": hosts, "vars": own}}
         (tmp_path / "inventory" / "hosts.yml").write_text(yaml.safe_dump(inventory))
-        return tools.run("ansible-playbook", f"playbooks/{playbook}", "-i", str(tmp_path / "inventory"))
+        seen_from = {"PWD": str(here)} if here else {}
+        return tools.run("ansible-playbook", f"playbooks/{playbook}", "-i", str(tmp_path / "inventory"), **seen_from)
 
     return play
 
@@ -292,7 +293,7 @@ def test_a_host_with_another_driver_is_measured_in_a_night_and_one_with_another_
     assert "ok: [g01]" not in alone.stdout.partition("TASK [Measure]")[2]
 
 
-def ended_with(tools, tmp_path, status, cause, **variables):
+def ended_with(tools, tmp_path, status, cause, here=ROOT, **variables):
     """The end of a night over g01, whose campaign ended with `status`: measure.yml's last task, and the plays after."""
     sys.path[:0] = [str(ROOT / "tests" / "unit" / name) for name in ("history", "analysis")]
     from history_build import campaign_on, night, plant, store_of
@@ -312,7 +313,7 @@ def ended_with(tools, tmp_path, status, cause, **variables):
     given = {"kvtrial_history_store": str(tmp_path / "store"), **variables}
     done = tools.run(
         "ansible-playbook", "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"), "-e", json.dumps(given),
-        PYTHONPATH=str(ROOT / "analysis"), ANSIBLE_STDOUT_CALLBACK="kvtrial.vllm.console",
+        PYTHONPATH=str(ROOT / "analysis"), ANSIBLE_STDOUT_CALLBACK="kvtrial.vllm.console", PWD=str(here),
     )  # fmt: skip
     return done, directory
 
@@ -346,3 +347,21 @@ def test_fetching_from_hosts_that_have_nothing_of_the_campaign_fails_and_names_t
     done = fleet("fetch.yml", {planned: LOCAL}, kvtrial_fetch_campaign=str(folder))
     assert done.returncode != 0
     assert f"{planned}: left out, the host program is not installed there any more" in done.stdout
+
+
+def test_paths_of_results_and_history_are_seen_from_where_the_command_was_given(fleet, tools, tmp_path):
+    made(tmp_path / "results", "offload_return-9", "2026-11-09")
+    (tmp_path / "results" / "latest").symlink_to("offload_return-9")
+    for given in ({"kvtrial_fetch_campaign": "results/offload_return-9"}, {"kvtrial_results_dir": "results"}):
+        done = fleet("fetch.yml", {"other": {**LOCAL, **given}}, here=tmp_path)
+        assert "Nothing was fetched of offload_return-9" in done.stdout, done.stdout
+    show = {"hosts": "all", "gather_facts": False, "tasks": [{"debug": {"var": "kvtrial_request.results_dir"}}]}
+    (tmp_path / "x.yml").write_text(yaml.safe_dump([show]))
+    (tmp_path / "inventory" / "hosts.yml").write_text("all: {hosts: {h1: {kvtrial_results_dir: mine}}}")
+    done = tools.run("ansible-playbook", str(tmp_path / "x.yml"), "-i", str(tmp_path / "inventory"), PWD="/somewhere")
+    assert "/somewhere/mine" in done.stdout, done.stdout
+    done, directory = ended_with(tools, tmp_path, 0, "", here=tmp_path, kvtrial_history_store="store",
+                                 kvtrial_history_arguments=["--textfile", "history.prom"])  # fmt: skip
+    assert (done.returncode, "The report is without the history" in done.stdout) == (0, False), done.stdout + done.stderr
+    assert list((tmp_path / "store").glob(f"*/*/{directory.name}.parquet"))
+    assert (tmp_path / "history.prom").is_file() and not (tmp_path / "playbooks").exists()
