@@ -60,6 +60,8 @@ def test_a_night_without_a_host_is_skipped_in_one_sentence_that_names_busy_and_u
             {"kvtrial_history_arguments": ["--webhook", "https://chat.example/hook-of-ours"]},
             "give the address as kvtrial_",
         ),
+        ({"kvtrial_history_arguments": ["--webho", "https://chat.example/hook-of-ours"]}, "give the address as kvtrial_"),
+        ({"kvtrial_history_arguments": "--textfile /x/h.prom"}, "kvtrial_history_arguments is no list; give each word"),
         ({"kvtrial_noise_pairs": "two"}, "kvtrial_noise_pairs=two is no whole number from 0"),
         ({"kvtrial_keep_campaigns": -1}, "kvtrial_keep_campaigns=-1 is no whole number from 0"),
     ],
@@ -365,3 +367,34 @@ def test_paths_of_results_and_history_are_seen_from_where_the_command_was_given(
     assert (done.returncode, "The report is without the history" in done.stdout) == (0, False), done.stdout + done.stderr
     assert list((tmp_path / "store").glob(f"*/*/{directory.name}.parquet"))
     assert (tmp_path / "history.prom").is_file() and not (tmp_path / "playbooks").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, ""),
+        (
+            {"kvtrial_noise_pairs": 3},
+            "The A/A pairs of the night (kvtrial_noise_protocol=aa_noise, kvtrial_noise_pairs=3) can't be run: pairs=3",
+        ),
+        ({"kvtrial_noise_protocol": "aa_nois"}, "(kvtrial_noise_protocol=aa_nois, kvtrial_noise_pairs=2) can't be run: "),
+        ({"kvtrial_night": "tonight", "kvtrial_noise_pairs": 0}, "kvtrial_night=tonight is no date"),
+    ],
+)
+def test_what_the_aa_pairs_ask_is_checked_before_a_host_is_made_ready(tools, tmp_path, given, said):
+    plays = yaml.safe_load((ROOT / "playbooks" / "night.yml").read_text())
+    ready = next(play for play in plays if play["name"] == "Make the hosts ready")
+    date = {"kvtrial_hosts_free": "all", "kvtrial_tonight": "{{ kvtrial_night | default('2026-11-14') }}"}
+    look = next(play for play in plays if play["name"] == "Look for hosts that others use")
+    look["tasks"] = [task for task in look["tasks"] if task["name"] == "Take note of the hosts that run A/A pairs"]
+    check = yaml.safe_load((ROOT / "playbooks" / "prepare.yml").read_text())[0]
+    check["vars"] = {**ready["vars"], **date}
+    # As in the project: what is read lies beside and above the playbook.
+    for name in ("playbooks", "group_vars", "inventories", "results"):
+        (tmp_path / name).mkdir() if name in ("playbooks", "results") else (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "playbooks" / "protocols").symlink_to(ROOT / "playbooks" / "protocols")
+    (tmp_path / "playbooks" / "x.yml").write_text(yaml.safe_dump([look, check]))
+    done = tools.run("ansible-playbook", str(tmp_path / "playbooks" / "x.yml"), "-i", str(ROOT / "inventories" / "local"),
+                     "-e", json.dumps(given))  # fmt: skip
+    assert (done.returncode != 0) == bool(said), done.stdout + done.stderr
+    assert said in " ".join(done.stdout.split()), done.stdout
