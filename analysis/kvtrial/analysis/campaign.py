@@ -110,7 +110,8 @@ class Campaign(Struct, frozen=True):
     """campaign.json: what was decided, once, and from what. `asked` None: made by a release that did not keep it.
 
     `campaign_of`: of a campaign put together from parts, the id that the records of each host bear. `command`: what was
-    typed, without secrets; empty where nobody knows.
+    typed, without secrets; empty where nobody knows. `protocol_sha256`: of the protocol in the plan, as the records'
+    digests are of the hosts' parts; empty of a release that did not keep it.
     """
 
     schema_version: str
@@ -124,6 +125,7 @@ class Campaign(Struct, frozen=True):
     asked: Asked | None = None
     campaign_of: dict[str, str] = {}
     command: list[str] = []
+    protocol_sha256: str = ""
 
 
 class PlannedRun(Protocol_):
@@ -395,6 +397,7 @@ def _create(results: Path, request: Request, plan: Plan, digest: str) -> Campaig
         prices=request.prices,
         asked=_asked(request),
         command=request.command,
+        protocol_sha256=plan_sha256(plan.protocol),
     )  # fmt: skip
     write_atomically(results / name / "campaign.json", msgspec.json.format(msgspec.json.encode(campaign), indent=1))
     return campaign
@@ -440,9 +443,33 @@ def read_campaign(directory: Path) -> Campaign:
         raise UnusableInput(f"{directory} holds no campaign.json; give a folder under results/.") from None
     try:
         refuse_newer(str(msgspec.json.decode(raw)["schema_version"]), str(path))
+        refuse_edited_protocol(raw, path)
         return msgspec.json.decode(raw, type=Campaign)
     except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise UnusableInput(f"{path} can't be read ({error}); restore it or start a new campaign.") from None
+
+
+class _ToldPlan(Struct, frozen=True):
+    protocol: msgspec.Raw
+
+
+class _Told(Struct, frozen=True):
+    """Of campaign.json what says whether its protocol is the one that was planned."""
+
+    plan: _ToldPlan
+    protocol_sha256: str = ""
+
+
+def refuse_edited_protocol(raw: bytes, path: Path) -> None:
+    """Raise UnusableInput where a campaign's protocol is not as it was written. Raises msgspec.DecodeError."""
+    told = msgspec.json.decode(raw, type=_Told)
+    # Of the text, as a host's part: see host_plan_digests.
+    text = msgspec.json.encode(msgspec.json.decode(told.plan.protocol), order="sorted")
+    if told.protocol_sha256 and hashlib.sha256(text).hexdigest() != told.protocol_sha256:
+        raise UnusableInput(
+            f"{path} was edited: its protocol (margins, gates, comparisons) is not the one that was planned; restore it, "
+            f"or run a new campaign by the other protocol."
+        )
 
 
 def _unfinished(results: Path, plan: Plan) -> Campaign | None:
@@ -523,6 +550,8 @@ def _joined(results: Path, campaign: Campaign, request: Request, plan: Plan) -> 
         plan=whole,
         plan_sha256=plan_sha256(whole),
         pins=_pins(whole),
+        # By a later release the protocol may be written with more fields.
+        protocol_sha256=plan_sha256(whole.protocol),
         asked=msgspec.structs.replace(asked, hosts={**before, **asked.hosts}),
     )
     directory = results / campaign.campaign
