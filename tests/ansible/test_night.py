@@ -398,3 +398,28 @@ def test_what_the_aa_pairs_ask_is_checked_before_a_host_is_made_ready(tools, tmp
                      "-e", json.dumps(given))  # fmt: skip
     assert (done.returncode != 0) == bool(said), done.stdout + done.stderr
     assert said in " ".join(done.stdout.split()), done.stdout
+
+
+def test_a_host_that_is_away_again_holds_no_stage_back_and_is_named_as_missing(tools, tmp_path):
+    """The second half of measure.yml by the same command, while a host of the unfinished campaign is still out of reach."""
+    sys.path.insert(0, str(ROOT / "tests" / "unit" / "plan"))
+    from test_plan import request
+
+    def asks(hosts):
+        every = {host: request()["hosts"]["h1"] for host in hosts}
+        return campaign.prepare({**request(hosts=every), "results_dir": str(tmp_path / "results")})
+
+    first, again = asks(["dead", "h1", "h2"]), asks(["h1", "h2"])
+    assert again["directory"] == first["directory"]
+    facts = {"kvtrial_campaign": again, "kvtrial_checked": {"monotonic_seconds": 1.0}}
+    plan, run, verdict = yaml.safe_load((ROOT / "playbooks" / "measure.yml").read_text())
+    plan["tasks"] = [{"ansible.builtin.ping": {}}, {"ansible.builtin.set_fact": facts}]
+    run["tasks"] = [*run["tasks"][:1], {"ansible.builtin.debug": {"var": "kvtrial_stage.go"}}]
+    verdict["tasks"] = [*verdict["tasks"][:2], {"ansible.builtin.debug": {"var": "kvtrial_conclusion.cause"}}]
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([plan, run, verdict], width=1000))
+    hosts = {"dead": DEAD, "h1": LOCAL, "h2": LOCAL}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    done = tools.run("ansible-playbook", "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"))
+    assert "kvtrial_stage.go: true" in done.stdout, done.stdout + done.stderr
+    assert "not finished on dead (not at hand this time; 0 of 12 runs done), h1" in " ".join(done.stdout.split())
+    assert campaign.lost_hosts_of(Path(again["directory"])) == []
