@@ -485,14 +485,15 @@ def _unfinished(results: Path, plan: Plan) -> Campaign | None:
     for path in paths:
         try:
             campaign = read_campaign(path.parent)
+            planned = {h.host for h in campaign.plan.hosts}
+            known = planned | set(lost_hosts_of(path.parent))
         except UnusableInput as error:
             if path == paths[0]:
                 raise UnusableInput(f"{error} To leave it aside: -e kvtrial_new_campaign=true.") from None
             continue
         if campaign.plan.protocol.name != plan.protocol.name or campaign.campaign_of:
             continue
-        planned = {h.host for h in campaign.plan.hosts}
-        if not hosts <= planned | set(lost_hosts_of(path.parent)):
+        if not hosts <= known:
             continue
         if is_finished(path.parent, planned):
             if planned == hosts:
@@ -932,14 +933,15 @@ def next_stage(
 
     Asked so far are hosts with records, those whose program ended without any, and those of `gone` (hosts that this
     command has no more to do with) whose program has not ended: they were given up. Of `absent` (hosts that this
-    command did not begin with) only those are heard that ended: the others are gone on with when they are there.
+    command did not begin with) only those are heard that finished: the others are gone on with when they are there.
     """
     from kvtrial.analysis.summaries import Outline, judge
 
     directory = Path(directory_name)
     outline = Outline(directory)
     ended = {state.host for state in _host_states(directory) if state.state in ("finished", "failed")}
-    others = [host for host in outline.hosts if host not in hosts and (host in ended or host not in absent)]
+    unheard = {*hosts, *(set(absent) - finished_hosts(directory))}
+    others = [host for host in outline.hosts if host not in unheard]
     lost = [host for host in others if host in gone and host not in ended]
     asked = [h for h in others if h not in lost and (h in ended or _finished_runs(directory, h))]
     reason = ""

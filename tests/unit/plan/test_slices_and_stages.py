@@ -440,6 +440,10 @@ def test_a_host_that_is_away_holds_no_stage_back(tmp_path):
     done_on(directory, "h3", 1, "unreachable")
     assert not campaign.next_stage(str(directory), ["h1", "h2"])["go"]
     assert campaign.next_stage(str(directory), ["h1", "h2"], [], ["h3"])["go"]
+    # Its disk is still full, so that it could not be made ready.
+    shutil.rmtree(directory / "runs" / "h3")
+    campaign.collect(str(directory), "h3", None, {"state": "failed", "reason": "the disk is full"})
+    assert campaign.next_stage(str(directory), ["h1", "h2"], [], ["h3"])["go"]
 
 
 def test_a_host_that_was_never_planned_and_is_still_away_begins_no_other_campaign(tmp_path):
