@@ -60,7 +60,10 @@ def test_a_night_without_a_host_is_skipped_in_one_sentence_that_names_busy_and_u
             {"kvtrial_history_arguments": ["--webhook", "https://chat.example/hook-of-ours"]},
             "give the address as kvtrial_",
         ),
-        ({"kvtrial_history_arguments": ["--webho", "https://chat.example/hook-of-ours"]}, "give the address as kvtrial_"),
+        (
+            {"kvtrial_history_arguments": ["--webho", "https://chat.example/hook-of-ours"]},
+            "give the address as kvtrial_",
+        ),
         ({"kvtrial_history_arguments": "--textfile /x/h.prom"}, "kvtrial_history_arguments is no list; give each word"),
         ({"kvtrial_noise_pairs": "two"}, "kvtrial_noise_pairs=two is no whole number from 0"),
         ({"kvtrial_keep_campaigns": -1}, "kvtrial_keep_campaigns=-1 is no whole number from 0"),
@@ -364,7 +367,9 @@ def test_paths_of_results_and_history_are_seen_from_where_the_command_was_given(
     assert "/somewhere/mine" in done.stdout, done.stdout
     done, directory = ended_with(tools, tmp_path, 0, "", here=tmp_path, kvtrial_history_store="store",
                                  kvtrial_history_arguments=["--textfile", "history.prom"])  # fmt: skip
-    assert (done.returncode, "The report is without the history" in done.stdout) == (0, False), done.stdout + done.stderr
+    assert (done.returncode, "The report is without the history" in done.stdout) == (0, False), (
+        done.stdout + done.stderr
+    )
     assert list((tmp_path / "store").glob(f"*/*/{directory.name}.parquet"))
     assert (tmp_path / "history.prom").is_file() and not (tmp_path / "playbooks").exists()
 
@@ -377,7 +382,10 @@ def test_paths_of_results_and_history_are_seen_from_where_the_command_was_given(
             {"kvtrial_noise_pairs": 3},
             "The A/A pairs of the night (kvtrial_noise_protocol=aa_noise, kvtrial_noise_pairs=3) can't be run: pairs=3",
         ),
-        ({"kvtrial_noise_protocol": "aa_nois"}, "(kvtrial_noise_protocol=aa_nois, kvtrial_noise_pairs=2) can't be run: "),
+        (
+            {"kvtrial_noise_protocol": "aa_nois"},
+            "(kvtrial_noise_protocol=aa_nois, kvtrial_noise_pairs=2) can't be run: ",
+        ),
         ({"kvtrial_night": "tonight", "kvtrial_noise_pairs": 0}, "kvtrial_night=tonight is no date"),
     ],
 )
@@ -394,14 +402,14 @@ def test_what_the_aa_pairs_ask_is_checked_before_a_host_is_made_ready(tools, tmp
         (tmp_path / name).mkdir() if name in ("playbooks", "results") else (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "playbooks" / "protocols").symlink_to(ROOT / "playbooks" / "protocols")
     (tmp_path / "playbooks" / "x.yml").write_text(yaml.safe_dump([look, check]))
-    done = tools.run("ansible-playbook", str(tmp_path / "playbooks" / "x.yml"), "-i", str(ROOT / "inventories" / "local"),
-                     "-e", json.dumps(given))  # fmt: skip
+    where = ("-i", str(ROOT / "inventories" / "local"), "-e", json.dumps(given))
+    done = tools.run("ansible-playbook", str(tmp_path / "playbooks" / "x.yml"), *where)
     assert (done.returncode != 0) == bool(said), done.stdout + done.stderr
     assert said in " ".join(done.stdout.split()), done.stdout
 
 
 def test_a_host_that_is_away_again_holds_no_stage_back_and_is_named_as_missing(tools, tmp_path):
-    """The second half of measure.yml by the same command, while a host of the unfinished campaign is still out of reach."""
+    """The second half of measure.yml by the same command, while a host of the unfinished campaign is still away."""
     sys.path.insert(0, str(ROOT / "tests" / "unit" / "plan"))
     from test_plan import request
 

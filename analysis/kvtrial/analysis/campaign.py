@@ -273,9 +273,9 @@ def _what_is_gone_on_with(directory: Path, campaign: Campaign, plan: Plan) -> li
         return []
     left = "" if any(host.host not in finished for host in plan.hosts) else " Nothing is left to do on those at hand."
     return [
-        f"Goes on with campaign {campaign.campaign}, whose hosts {', '.join(away)} are not at hand or not asked for: what "
-        f"they have done stays, and the same command takes in what is missing of them when they are there.{left} Another "
-        f"campaign begins with -e kvtrial_new_campaign=true."
+        f"Goes on with campaign {campaign.campaign}, whose hosts {', '.join(away)} are not at hand or not asked for: "
+        f"what they have done stays, and the same command takes in what is missing of them when they are there.{left} "
+        f"Another campaign begins with -e kvtrial_new_campaign=true."
     ]
 
 
@@ -467,8 +467,8 @@ def refuse_edited_protocol(raw: bytes, path: Path) -> None:
     text = msgspec.json.encode(msgspec.json.decode(told.plan.protocol), order="sorted")
     if told.protocol_sha256 and hashlib.sha256(text).hexdigest() != told.protocol_sha256:
         raise UnusableInput(
-            f"{path} was edited: its protocol (margins, gates, comparisons) is not the one that was planned; restore it, "
-            f"or run a new campaign by the other protocol."
+            f"{path} was edited: its protocol (margins, gates, comparisons) is not the one that was planned; restore "
+            f"it, or run a new campaign by the other protocol."
         )
 
 

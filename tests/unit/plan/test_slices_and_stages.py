@@ -407,8 +407,8 @@ def test_the_same_command_goes_on_while_a_lost_host_is_still_away(tmp_path):
     told = campaign.conclude(str(directory), lost_hosts=["h3"], absent=again["absent"], inventory=every)
     assert told["exit_status"] == 2
     assert told["cause"] == (
-        "not finished on h3 (not at hand this time, when last fetched unreachable; 4 of 12 runs done); the same command "
-        "goes on with what is missing."
+        "not finished on h3 (not at hand this time, when last fetched unreachable; 4 of 12 runs done); the same "
+        "command goes on with what is missing."
     )
     assert campaign.lost_hosts_of(directory) == []
     back = asks(tmp_path, every)
@@ -476,8 +476,8 @@ def test_a_smaller_command_of_another_plan_begins_its_own_campaign_and_says_besi
     other = asks(tmp_path, ["h1"], seed=2)
     assert other["campaign"] != fleet["campaign"] and not other["resumed"]
     assert other["announcement"][-1] == (
-        f"Begins beside campaign {fleet['campaign']}, which is unfinished and stays so: its plan of these hosts differs "
-        f"(seed: was 1, now 2)."
+        f"Begins beside campaign {fleet['campaign']}, which is unfinished and stays so: its plan of these hosts "
+        f"differs (seed: was 1, now 2)."
     )
     with pytest.raises(UnusableInput, match=r"is unfinished and its plan differs \(seed"):
         asks(tmp_path, ["h1", "h2", "h3"], seed=2)

@@ -351,8 +351,8 @@ def _pooled(
     for protocol in protocols:
         of_protocol = [path for path in files if path.parents[1].name == f"protocol={quote(protocol, safe='')}"]
         wanted = {"kind": "effect", "role": "primary"}
-        # Only what says which nights are of the trial is asked of all of them; of all hosts, since the trial's blocks and
-        # looks are the fleet's: alpha pays for no second choice of them.
+        # Only what says which nights are of the trial is asked of all of them; of all hosts, since the trial's blocks
+        # and looks are the fleet's: alpha pays for no second choice of them.
         asked = different_rows_with(of_protocol, wanted, ["night", "started_at_utc", *IDENTITY])
         if asked.empty:
             continue
