@@ -53,6 +53,16 @@ options:
     description: Hosts that this command has no more to do with, ended or given up; with O(action=stage).
     type: list
     elements: str
+  absent:
+    description:
+      - Planned hosts that this command did not begin with, as V(prepare) returned them; with O(action=stage) and
+        O(action=conclude).
+    type: list
+    elements: str
+  inventory:
+    description: All hosts of the inventory; of those lost before only these are kept in mind. With O(action=conclude).
+    type: list
+    elements: str
   archive:
     description: The archive of one host's runs; required with O(action=collect).
     type: path
@@ -125,6 +135,11 @@ plans:
   description: For each host the path of its part of the plan on the controller.
   returned: with O(action=prepare)
   type: dict
+absent:
+  description: Hosts of the campaign that this command does not plan, since they are away or were not asked for.
+  returned: with O(action=prepare)
+  type: list
+  elements: str
 traces:
   description:
     - For each host the traces that go beside its plan, each with its C(path) on the controller, its C(file) below the
@@ -219,9 +234,8 @@ def perform(campaign, parameters, check_mode):
         taken = campaign.collect(parameters["directory"], parameters["host"], parameters["archive"], state)
         return dict(taken, changed=bool(taken.get("added", True)))
     if action == "stage":
-        return dict(
-            campaign.next_stage(parameters["directory"], parameters["hosts"], parameters["gone"] or []), changed=False
-        )
+        gone, absent = parameters["gone"] or [], parameters["absent"] or []
+        return dict(campaign.next_stage(parameters["directory"], parameters["hosts"], gone, absent), changed=False)
     if action == "find":
         return dict(campaign.find(parameters["directory"]), changed=False)
     if action == "retire":
@@ -229,9 +243,10 @@ def perform(campaign, parameters, check_mode):
         return {"retired": retention.retire(parameters["landed"], parameters["keep_nights"]), "changed": True}
     since = parameters["since_monotonic_seconds"]
     passed = None if since is None else time.monotonic() - since
-    lost = {"lost_hosts": sorted(parameters["lost_hosts"])} if parameters["lost_hosts"] else {}
-    summaries = bool(parameters["summaries"])
-    return dict(campaign.conclude(parameters["directory"], passed, summaries=summaries, **lost), changed=True)
+    named = ("lost_hosts", "absent", "inventory")
+    given = {name: sorted(parameters[name]) for name in named if parameters[name] is not None}
+    given["summaries"] = bool(parameters["summaries"])
+    return dict(campaign.conclude(parameters["directory"], passed, **given), changed=True)
 
 
 def main():
@@ -246,6 +261,8 @@ def main():
             "state": {"type": "dict"},
             "hosts": {"type": "list", "elements": "str"},
             "gone": {"type": "list", "elements": "str"},
+            "absent": {"type": "list", "elements": "str"},
+            "inventory": {"type": "list", "elements": "str"},
             "lost_hosts": {"type": "list", "elements": "str"},
             "summaries": {"type": "bool", "default": False},
             "since_monotonic_seconds": {"type": "float"},

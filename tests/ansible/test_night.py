@@ -27,11 +27,12 @@ def fleet(tmp_path, tools):
     (tmp_path / "inventory" / "group_vars" / "all").mkdir(parents=True)
     (tmp_path / "inventory" / "group_vars" / "all" / "00-pins.yml").symlink_to(ROOT / "group_vars" / "all" / "pins.yml")
 
-    def play(playbook, hosts, **variables):
+    def play(playbook, hosts, here=None, **variables):
         own = {"kvtrial_state_dir": str(tmp_path / "state"), "kvtrial_backend": "cpu", **variables}
         inventory = {"all": {"hosts": hosts, "vars": own}}
         (tmp_path / "inventory" / "hosts.yml").write_text(yaml.safe_dump(inventory))
-        return tools.run("ansible-playbook", f"playbooks/{playbook}", "-i", str(tmp_path / "inventory"))
+        seen_from = {"PWD": str(here)} if here else {}
+        return tools.run("ansible-playbook", f"playbooks/{playbook}", "-i", str(tmp_path / "inventory"), **seen_from)
 
     return play
 
@@ -59,6 +60,11 @@ def test_a_night_without_a_host_is_skipped_in_one_sentence_that_names_busy_and_u
             {"kvtrial_history_arguments": ["--webhook", "https://chat.example/hook-of-ours"]},
             "give the address as kvtrial_",
         ),
+        (
+            {"kvtrial_history_arguments": ["--webho", "https://chat.example/hook-of-ours"]},
+            "give the address as kvtrial_",
+        ),
+        ({"kvtrial_history_arguments": "--textfile /x/h.prom"}, "kvtrial_history_arguments is no list; give each word"),
         ({"kvtrial_noise_pairs": "two"}, "kvtrial_noise_pairs=two is no whole number from 0"),
         ({"kvtrial_keep_campaigns": -1}, "kvtrial_keep_campaigns=-1 is no whole number from 0"),
     ],
@@ -292,7 +298,7 @@ def test_a_host_with_another_driver_is_measured_in_a_night_and_one_with_another_
     assert "ok: [g01]" not in alone.stdout.partition("TASK [Measure]")[2]
 
 
-def ended_with(tools, tmp_path, status, cause, **variables):
+def ended_with(tools, tmp_path, status, cause, here=ROOT, **variables):
     """The end of a night over g01, whose campaign ended with `status`: measure.yml's last task, and the plays after."""
     sys.path[:0] = [str(ROOT / "tests" / "unit" / name) for name in ("history", "analysis")]
     from history_build import campaign_on, night, plant, store_of
@@ -312,7 +318,7 @@ def ended_with(tools, tmp_path, status, cause, **variables):
     given = {"kvtrial_history_store": str(tmp_path / "store"), **variables}
     done = tools.run(
         "ansible-playbook", "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"), "-e", json.dumps(given),
-        PYTHONPATH=str(ROOT / "analysis"), ANSIBLE_STDOUT_CALLBACK="kvtrial.vllm.console",
+        PYTHONPATH=str(ROOT / "analysis"), ANSIBLE_STDOUT_CALLBACK="kvtrial.vllm.console", PWD=str(here),
     )  # fmt: skip
     return done, directory
 
@@ -346,3 +352,82 @@ def test_fetching_from_hosts_that_have_nothing_of_the_campaign_fails_and_names_t
     done = fleet("fetch.yml", {planned: LOCAL}, kvtrial_fetch_campaign=str(folder))
     assert done.returncode != 0
     assert f"{planned}: left out, the host program is not installed there any more" in done.stdout
+
+
+def test_paths_of_results_and_history_are_seen_from_where_the_command_was_given(fleet, tools, tmp_path):
+    made(tmp_path / "results", "offload_return-9", "2026-11-09")
+    (tmp_path / "results" / "latest").symlink_to("offload_return-9")
+    for given in ({"kvtrial_fetch_campaign": "results/offload_return-9"}, {"kvtrial_results_dir": "results"}):
+        done = fleet("fetch.yml", {"other": {**LOCAL, **given}}, here=tmp_path)
+        assert "Nothing was fetched of offload_return-9" in done.stdout, done.stdout
+    show = {"hosts": "all", "gather_facts": False, "tasks": [{"debug": {"var": "kvtrial_request.results_dir"}}]}
+    (tmp_path / "x.yml").write_text(yaml.safe_dump([show]))
+    (tmp_path / "inventory" / "hosts.yml").write_text("all: {hosts: {h1: {kvtrial_results_dir: mine}}}")
+    done = tools.run("ansible-playbook", str(tmp_path / "x.yml"), "-i", str(tmp_path / "inventory"), PWD="/somewhere")
+    assert "/somewhere/mine" in done.stdout, done.stdout
+    done, directory = ended_with(tools, tmp_path, 0, "", here=tmp_path, kvtrial_history_store="store",
+                                 kvtrial_history_arguments=["--textfile", "history.prom"])  # fmt: skip
+    assert (done.returncode, "The report is without the history" in done.stdout) == (0, False), (
+        done.stdout + done.stderr
+    )
+    assert list((tmp_path / "store").glob(f"*/*/{directory.name}.parquet"))
+    assert (tmp_path / "history.prom").is_file() and not (tmp_path / "playbooks").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, ""),
+        (
+            {"kvtrial_noise_pairs": 3},
+            "The A/A pairs of the night (kvtrial_noise_protocol=aa_noise, kvtrial_noise_pairs=3) can't be run: pairs=3",
+        ),
+        (
+            {"kvtrial_noise_protocol": "aa_nois"},
+            "(kvtrial_noise_protocol=aa_nois, kvtrial_noise_pairs=2) can't be run: ",
+        ),
+        ({"kvtrial_night": "tonight", "kvtrial_noise_pairs": 0}, "kvtrial_night=tonight is no date"),
+    ],
+)
+def test_what_the_aa_pairs_ask_is_checked_before_a_host_is_made_ready(tools, tmp_path, given, said):
+    plays = yaml.safe_load((ROOT / "playbooks" / "night.yml").read_text())
+    ready = next(play for play in plays if play["name"] == "Make the hosts ready")
+    date = {"kvtrial_hosts_free": "all", "kvtrial_tonight": "{{ kvtrial_night | default('2026-11-14') }}"}
+    look = next(play for play in plays if play["name"] == "Look for hosts that others use")
+    look["tasks"] = [task for task in look["tasks"] if task["name"] == "Take note of the hosts that run A/A pairs"]
+    check = yaml.safe_load((ROOT / "playbooks" / "prepare.yml").read_text())[0]
+    check["vars"] = {**ready["vars"], **date}
+    # As in the project: what is read lies beside and above the playbook.
+    for name in ("playbooks", "group_vars", "inventories", "results"):
+        (tmp_path / name).mkdir() if name in ("playbooks", "results") else (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "playbooks" / "protocols").symlink_to(ROOT / "playbooks" / "protocols")
+    (tmp_path / "playbooks" / "x.yml").write_text(yaml.safe_dump([look, check]))
+    where = ("-i", str(ROOT / "inventories" / "local"), "-e", json.dumps(given))
+    done = tools.run("ansible-playbook", str(tmp_path / "playbooks" / "x.yml"), *where)
+    assert (done.returncode != 0) == bool(said), done.stdout + done.stderr
+    assert said in " ".join(done.stdout.split()), done.stdout
+
+
+def test_a_host_that_is_away_again_holds_no_stage_back_and_is_named_as_missing(tools, tmp_path):
+    """The second half of measure.yml by the same command, while a host of the unfinished campaign is still away."""
+    sys.path.insert(0, str(ROOT / "tests" / "unit" / "plan"))
+    from test_plan import request
+
+    def asks(hosts):
+        every = {host: request()["hosts"]["h1"] for host in hosts}
+        return campaign.prepare({**request(hosts=every), "results_dir": str(tmp_path / "results")})
+
+    first, again = asks(["dead", "h1", "h2"]), asks(["h1", "h2"])
+    assert again["directory"] == first["directory"]
+    facts = {"kvtrial_campaign": again, "kvtrial_checked": {"monotonic_seconds": 1.0}}
+    plan, run, verdict = yaml.safe_load((ROOT / "playbooks" / "measure.yml").read_text())
+    plan["tasks"] = [{"ansible.builtin.ping": {}}, {"ansible.builtin.set_fact": facts}]
+    run["tasks"] = [*run["tasks"][:1], {"ansible.builtin.debug": {"var": "kvtrial_stage.go"}}]
+    verdict["tasks"] = [*verdict["tasks"][:2], {"ansible.builtin.debug": {"var": "kvtrial_conclusion.cause"}}]
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([plan, run, verdict], width=1000))
+    hosts = {"dead": DEAD, "h1": LOCAL, "h2": LOCAL}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    done = tools.run("ansible-playbook", "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"))
+    assert "kvtrial_stage.go: true" in done.stdout, done.stdout + done.stderr
+    assert "not finished on dead (not at hand this time; 0 of 12 runs done), h1" in " ".join(done.stdout.split())
+    assert campaign.lost_hosts_of(Path(again["directory"])) == []

@@ -166,6 +166,8 @@ def test_busy_hosts_are_left_out_also_where_kvtrial_hosts_asks_for_them(tools, t
     [
         ({"nightly_budget_seconds": 0}, "nightly_budget_seconds=0 is no whole number above 0"),
         ({"nightly_jitter_seconds": -5}, "nightly_jitter_seconds=-5 is no whole number"),
+        # No jitter is a jitter: what is refused is the folder.
+        ({"nightly_jitter_seconds": 0, "nightly_directory": "/"}, "below a folder of / and without '..'"),
         ({"nightly_keep": 0}, "nightly_keep=0 is no whole number"),
         ({"nightly_on_failure": "a b; rm"}, "is no unit's name"),
         ({"nightly_keep_campaigns": 0}, "nightly_keep_campaigns=0 is no whole number"),

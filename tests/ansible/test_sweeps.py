@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ansible_collections.kvtrial.vllm.plugins.action.sweep_pause import pause_seconds
+from ansible_collections.kvtrial.vllm.plugins.action.sweep_pause import LONGEST_SECONDS, pause_seconds
 from ansible_collections.kvtrial.vllm.plugins.filter.sweep_pauses import sweep_pauses
 from ansible_collections.kvtrial.vllm.plugins.module_utils import host_lock
 from hypothesis import given
@@ -81,6 +81,11 @@ def test_pauses_cover_the_time_and_never_shrink(seconds, first, longest):
 def test_a_long_campaign_takes_few_sweeps():
     assert len(sweep_pauses(600)) == 60
     assert len(sweep_pauses(12 * 3600)) < 850
+
+
+def test_connections_outlive_the_longest_pause_and_a_sweep_over_a_thousand_hosts():
+    config = (Path(__file__).parents[2] / "ansible.cfg").read_text()
+    assert int(re.search(r"^ssh_args = .*ControlPersist=(\d+)s", config, re.MULTILINE)[1]) > LONGEST_SECONDS + 10 * 20
 
 
 @pytest.mark.parametrize(("first", "longest"), [(0, 5), (10, 5)])

@@ -127,6 +127,14 @@ def test_a_host_that_is_out_of_reach_from_the_start_is_named_and_the_others_go_o
     assert "a0 did not take part to the end: a0 could not be reached" in after_recap
     assert after_recap.index("a0 did not take part") < after_recap.index("INCONCLUSIVE")
     assert len(list(project.results.glob("latest/runs/h1/*/record.json"))) == 4
+    # It is still away: the same command goes on with that campaign, and does nothing again.
+    before = {path: path.stat().st_mtime_ns for path in project.results.glob("latest/runs/h1/*/record.json")}
+    again = project.play("experiment.yml", "-e", "kvtrial_pairs=2")
+    assert again.returncode == 0, again.stdout[-3000:]
+    assert "whose hosts a0 (never planned) are not at hand" in " ".join(again.stdout.split()), again.stdout[-3000:]
+    assert "Nothing is left to do on those at hand" in " ".join(again.stdout.split())
+    assert len(list(project.results.glob("*-*/campaign.json"))) == 1
+    assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 REFUSED = [

@@ -110,7 +110,8 @@ class Campaign(Struct, frozen=True):
     """campaign.json: what was decided, once, and from what. `asked` None: made by a release that did not keep it.
 
     `campaign_of`: of a campaign put together from parts, the id that the records of each host bear. `command`: what was
-    typed, without secrets; empty where nobody knows.
+    typed, without secrets; empty where nobody knows. `protocol_sha256`: of the protocol in the plan, as the records'
+    digests are of the hosts' parts; empty of a release that did not keep it.
     """
 
     schema_version: str
@@ -124,6 +125,7 @@ class Campaign(Struct, frozen=True):
     asked: Asked | None = None
     campaign_of: dict[str, str] = {}
     command: list[str] = []
+    protocol_sha256: str = ""
 
 
 class PlannedRun(Protocol_):
@@ -193,9 +195,9 @@ def _read_traces(request: Request, protocol: Protocol) -> AbstractContextManager
 def prepare(raw: dict[str, Any]) -> dict[str, Any]:
     """Make a campaign, or resume the unfinished one of the same plan; see the module's text for the files.
 
-    Returns campaign, directory, resumed, complete, plan_sha256, plans {host: path}, traces {host: [{path, file,
-    sha256}]} to be shipped beside the plan, announcement [lines]. Raises UnusableInput where the plan must be refused,
-    or where an unfinished campaign has another plan.
+    Returns campaign, directory, resumed, complete, plan_sha256, plans {host: path} of the hosts at hand, absent [its
+    other hosts], traces {host: [{path, file, sha256}]} to be shipped beside the plan, announcement [lines]. Raises
+    UnusableInput where the plan must be refused, or where an unfinished campaign of these hosts has another plan.
     """
     request = read_request(raw)
     protocol = requested_protocol(request)
@@ -206,25 +208,32 @@ def prepare(raw: dict[str, Any]) -> dict[str, Any]:
 def _prepare(request: Request, plan: Plan, traces: Traces) -> dict[str, Any]:
     if request.dry_run:
         return {"campaign": None, "directory": None, "resumed": False, "complete": False,
-                "plan_sha256": plan_sha256(plan), "plans": {}, "traces": {},
+                "plan_sha256": plan_sha256(plan), "plans": {}, "absent": [], "traces": {},
                 "announcement": announcement(request, plan, None, traces)}  # fmt: skip
     results = Path(request.results_dir)
     if not results.is_dir():
         results.mkdir(parents=True, exist_ok=True)
         _let_others_pass(results)
     unfinished = None if request.new_campaign else _unfinished(results, plan)
+    said = []
     if unfinished is not None:
-        plan = _as_patient_as(unfinished.plan, plan)
-    digest = plan_sha256(plan)
-    if unfinished is not None and len(unfinished.plan.hosts) < len(plan.hosts):
-        unfinished = _joined(results, unfinished, request, plan)
-    if unfinished is not None and unfinished.plan_sha256 != digest:
-        raise UnusableInput(
-            f"campaign {unfinished.campaign} is unfinished and its plan differs "
-            f"({_difference(unfinished.plan, plan)}); finish it with its own settings, or start anew with "
-            f"-e kvtrial_new_campaign=true."
-        )
-    campaign = unfinished or _create(results, request, plan, digest)
+        patient = _as_patient_as(unfinished.plan, plan)
+        differs = _difference(*_as_far_as_both_go(unfinished.plan, patient))
+        if differs and not _absent(unfinished, plan):
+            raise UnusableInput(
+                f"campaign {unfinished.campaign} is unfinished and its plan differs ({differs}); finish it with its "
+                f"own settings, or start anew with -e kvtrial_new_campaign=true."
+            )
+        if differs:
+            said = [
+                f"Begins beside campaign {unfinished.campaign}, which is unfinished and stays so: its plan of these "
+                f"hosts differs ({differs})."
+            ]
+            unfinished = None
+        else:
+            plan, unfinished = patient, _joined(results, unfinished, request, patient)
+            said = _what_is_gone_on_with(results / unfinished.campaign, unfinished, plan)
+    campaign = unfinished or _create(results, request, plan, plan_sha256(plan))
     directory = results / campaign.campaign
     (directory / "plans").mkdir(exist_ok=True)
     _keep_traces(traces, directory)
@@ -242,11 +251,32 @@ def _prepare(request: Request, plan: Plan, traces: Traces) -> dict[str, Any]:
         "directory": str(directory),
         "resumed": unfinished is not None,
         "complete": False,
-        "plan_sha256": digest,
+        "plan_sha256": campaign.plan_sha256,
         "plans": paths,
+        "absent": _absent(campaign, plan),
         "traces": shipped,
-        "announcement": announcement(request, plan, directory if unfinished else None, traces),
+        "announcement": [*announcement(request, plan, directory if unfinished else None, traces), *said],
     }
+
+
+def _absent(campaign: Campaign, plan: Plan) -> list[str]:
+    """Hosts of a campaign that this command does not plan: it was not asked for them, or could not reach them."""
+    return sorted({host.host for host in campaign.plan.hosts} - {host.host for host in plan.hosts})
+
+
+def _what_is_gone_on_with(directory: Path, campaign: Campaign, plan: Plan) -> list[str]:
+    """In a line, which campaign this command goes on with where it is over other hosts than it has at hand."""
+    finished = finished_hosts(directory)
+    away = [f"{host}{' (finished)' if host in finished else ''}" for host in _absent(campaign, plan)]
+    away += [f"{host} (never planned)" for host in lost_hosts_of(directory)]
+    if not away:
+        return []
+    left = "" if any(host.host not in finished for host in plan.hosts) else " Nothing is left to do on those at hand."
+    return [
+        f"Goes on with campaign {campaign.campaign}, whose hosts {', '.join(away)} are not at hand or not asked for: "
+        f"what they have done stays, and the same command takes in what is missing of them when they are there.{left} "
+        f"Another campaign begins with -e kvtrial_new_campaign=true."
+    ]
 
 
 def _as_patient_as(before: Plan, plan: Plan) -> Plan:
@@ -367,6 +397,7 @@ def _create(results: Path, request: Request, plan: Plan, digest: str) -> Campaig
         prices=request.prices,
         asked=_asked(request),
         command=request.command,
+        protocol_sha256=plan_sha256(plan.protocol),
     )  # fmt: skip
     write_atomically(results / name / "campaign.json", msgspec.json.format(msgspec.json.encode(campaign), indent=1))
     return campaign
@@ -412,65 +443,121 @@ def read_campaign(directory: Path) -> Campaign:
         raise UnusableInput(f"{directory} holds no campaign.json; give a folder under results/.") from None
     try:
         refuse_newer(str(msgspec.json.decode(raw)["schema_version"]), str(path))
+        refuse_edited_protocol(raw, path)
         return msgspec.json.decode(raw, type=Campaign)
     except (msgspec.DecodeError, KeyError, TypeError) as error:
         raise UnusableInput(f"{path} can't be read ({error}); restore it or start a new campaign.") from None
 
 
-def _unfinished(results: Path, plan: Plan) -> Campaign | None:
-    """The newest campaign of this protocol over these hosts, if it is not complete.
+class _ToldPlan(Struct, frozen=True):
+    protocol: msgspec.Raw
 
-    An old campaign.json that can't be read is passed over. Raises UnusableInput where it is the newest: that one may be
-    what should go on.
+
+class _Told(Struct, frozen=True):
+    """Of campaign.json what says whether its protocol is the one that was planned."""
+
+    plan: _ToldPlan
+    protocol_sha256: str = ""
+
+
+def refuse_edited_protocol(raw: bytes, path: Path) -> None:
+    """Raise UnusableInput where a campaign's protocol is not as it was written. Raises msgspec.DecodeError."""
+    told = msgspec.json.decode(raw, type=_Told)
+    # Of the text, as a host's part: see host_plan_digests.
+    text = msgspec.json.encode(msgspec.json.decode(told.plan.protocol), order="sorted")
+    if told.protocol_sha256 and hashlib.sha256(text).hexdigest() != told.protocol_sha256:
+        raise UnusableInput(
+            f"{path} was edited: its protocol (margins, gates, comparisons) is not the one that was planned; restore "
+            f"it, or run a new campaign by the other protocol."
+        )
+
+
+def _unfinished(results: Path, plan: Plan) -> Campaign | None:
+    """The newest campaign of this protocol that has these hosts, or had lost them, if it is not finished.
+
+    It may have others, which are away or were not asked for this time. An old campaign.json that can't be read is
+    passed over, and so is a campaign put together from parts: none of its hosts knows it by that name. Raises
+    UnusableInput where the newest can't be read: that one may be what should go on.
     """
-    hosts = [h.host for h in plan.hosts]
+    hosts = {h.host for h in plan.hosts}
     paths = sorted(results.glob(f"{plan.protocol.name}-*/campaign.json"), reverse=True)
+    done_since = False
     for path in paths:
         try:
             campaign = read_campaign(path.parent)
+            planned = {h.host for h in campaign.plan.hosts}
+            known = planned | set(lost_hosts_of(path.parent))
         except UnusableInput as error:
             if path == paths[0]:
                 raise UnusableInput(f"{error} To leave it aside: -e kvtrial_new_campaign=true.") from None
             continue
-        if campaign.plan.protocol.name != plan.protocol.name:
+        if campaign.plan.protocol.name != plan.protocol.name or campaign.campaign_of:
             continue
-        planned = [h.host for h in campaign.plan.hosts]
-        if planned == hosts:
-            return None if is_complete(path.parent, planned) else campaign
-        if _is_short_of(path.parent, campaign, hosts):
+        if not hosts <= known:
+            continue
+        if is_finished(path.parent, planned):
+            if planned == hosts:
+                return None
+            done_since = True
+        elif planned == hosts or not done_since:
             return campaign
     return None
 
 
-def _is_short_of(directory: Path, campaign: Campaign, hosts: Sequence[str]) -> bool:
-    """Whether all that `hosts` has beside a campaign's are hosts that it lost, and without them it can't stand."""
-    planned = {host.host for host in campaign.plan.hosts}
-    lost = set(hosts) - planned
-    return (
-        planned < set(hosts)
-        and lost <= set(lost_hosts_of(directory))
-        and (_finished_share(directory, sorted(planned)) < LEAST_SHARE_OF_HOSTS or not is_complete(directory, planned))
-    )
+def is_finished(directory: Path, planned: Iterable[str]) -> bool:
+    """Whether every planned host has finished, and the campaign can stand without those that could not be planned."""
+    planned = sorted(planned)
+    return is_complete(directory, planned) and _finished_share(directory, planned) >= LEAST_SHARE_OF_HOSTS
+
+
+def _as_far_as_both_go(before: Plan, now: Plan) -> tuple[Plan, Plan]:
+    """Two plans over the hosts that both have, to be compared: each host's part of a plan is its own.
+
+    The protocol as planned follows the host that tells it (its sizes, phases, groups of levels). Where that one may be
+    away, the protocol counts as the same if what no host changes is.
+    """
+    both = {host.host for host in before.hosts} & {host.host for host in now.hosts}
+    one, other = (msgspec.structs.replace(part_of(plan, sorted(both)), estimates={}) for plan in (before, now))
+    if len(both) < len(before.hosts) and _declared(one.protocol) == _declared(other.protocol):
+        other = msgspec.structs.replace(other, protocol=one.protocol)
+    return one, other
+
+
+def _declared(protocol: Protocol) -> list[Any]:
+    """Of a protocol what stands there whatever the host's sizes, release and ladder."""
+    comparisons = [(c.arm, c.against, c.metric, c.effect_scale, c.margin) for c in protocol.comparisons]
+    return [protocol.title, protocol.question, sorted(protocol.arms), protocol.control, protocol.gates, protocol.nights,
+            protocol.pairs, protocol.faults, comparisons]  # fmt: skip
 
 
 def _joined(results: Path, campaign: Campaign, request: Request, plan: Plan) -> Campaign:
-    """The campaign with hosts that it had lost and that are there now; as it was where the plan differs otherwise.
+    """The campaign with hosts of `plan` that it had lost and that are there now.
 
     Each host's part of a plan is its own, so what the others have done stays as it is.
     """
-    before = part_of(plan, [host.host for host in campaign.plan.hosts])
-    if (before.seed, before.protocol, before.hosts) != (
-        campaign.plan.seed,
-        campaign.plan.protocol,
-        campaign.plan.hosts,
-    ):
+    planned = {host.host for host in campaign.plan.hosts}
+    new = [host for host in plan.hosts if host.host not in planned]
+    if not new:
         return campaign
+    whole = msgspec.structs.replace(
+        campaign.plan,
+        hosts=sorted([*campaign.plan.hosts, *new], key=lambda host: host.host),
+        estimates={**campaign.plan.estimates, **plan.estimates},
+    )
+    asked = _asked(request)
+    before = campaign.asked.hosts if campaign.asked is not None else {}
     joined = msgspec.structs.replace(
-        campaign, plan=plan, plan_sha256=plan_sha256(plan), pins=_pins(plan), asked=_asked(request)
+        campaign,
+        plan=whole,
+        plan_sha256=plan_sha256(whole),
+        pins=_pins(whole),
+        # By a later release the protocol may be written with more fields.
+        protocol_sha256=plan_sha256(whole.protocol),
+        asked=msgspec.structs.replace(asked, hosts={**before, **asked.hosts}),
     )
     directory = results / campaign.campaign
     write_atomically(directory / "campaign.json", msgspec.json.format(msgspec.json.encode(joined), indent=1))
-    lost = set(lost_hosts_of(directory)) - {host.host for host in plan.hosts}
+    lost = set(lost_hosts_of(directory)) - {host.host for host in whole.hosts}
     write_atomically(directory / "lost.json", msgspec.json.encode(sorted(lost)))
     return joined
 
@@ -487,7 +574,7 @@ def is_complete(directory: Path, hosts: Iterable[str]) -> bool:
 
 
 def _difference(old: Plan, new: Plan) -> str:
-    """Where two plans differ first, by dotted path."""
+    """Where two plans differ first, by dotted path; empty where they do not."""
 
     def walk(a: Any, b: Any, path: str) -> str | None:
         if isinstance(a, dict) and isinstance(b, dict):
@@ -502,6 +589,8 @@ def _difference(old: Plan, new: Plan) -> str:
             )
         return None if a == b else f"{path}: was {_short(a)}, now {_short(b)}"
 
+    if old == new:
+        return ""
     # What the user chose is named before what follows from it.
     parts = [(old.seed, new.seed, "seed"), (old.protocol, new.protocol, "protocol"), (old, new, "")]
     differences = (walk(msgspec.to_builtins(a), msgspec.to_builtins(b), path) for a, b, path in parts)
@@ -782,7 +871,8 @@ def _refuse_stranger(path: Path, record: RunRecord, campaign: Campaign, digests:
         (f"its run is {record.run}, the folder's {run}", record.run != run),
         (f"run {run} is not in the plan", plan is not None and planned is None),
         (
-            f"its campaign is {record.campaign}, this one is {campaign.campaign}",
+            f"its campaign is {record.campaign}, that of host {host} here is "
+            f"{campaign.campaign_of.get(host, campaign.campaign)}",
             record.campaign != campaign.campaign_of.get(host, campaign.campaign),
         ),
         (
@@ -836,18 +926,22 @@ def analyze(directory: Path) -> Verdict:
 
 
 @disk_errors_said()
-def next_stage(directory_name: str, hosts: Sequence[str], gone: Sequence[str] = ()) -> dict[str, Any]:
+def next_stage(
+    directory_name: str, hosts: Sequence[str], gone: Sequence[str] = (), absent: Sequence[str] = ()
+) -> dict[str, Any]:
     """Whether these hosts may be started, after what the others gave so far. Returns go, reason (empty: go).
 
     Asked so far are hosts with records, those whose program ended without any, and those of `gone` (hosts that this
-    command has no more to do with) whose program has not ended: they were given up.
+    command has no more to do with) whose program has not ended: they were given up. Of `absent` (hosts that this
+    command did not begin with) only those are heard that finished: the others are gone on with when they are there.
     """
     from kvtrial.analysis.summaries import Outline, judge
 
     directory = Path(directory_name)
     outline = Outline(directory)
     ended = {state.host for state in _host_states(directory) if state.state in ("finished", "failed")}
-    others = [host for host in outline.hosts if host not in hosts]
+    unheard = {*hosts, *(set(absent) - finished_hosts(directory))}
+    others = [host for host in outline.hosts if host not in unheard]
     lost = [host for host in others if host in gone and host not in ended]
     asked = [h for h in others if h not in lost and (h in ended or _finished_runs(directory, h))]
     reason = ""
@@ -996,12 +1090,15 @@ def conclude(
     passed_seconds: float | None = None,
     lost_hosts: Sequence[str] | None = None,
     summaries: bool = False,
+    absent: Sequence[str] = (),
+    inventory: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Analyse, write every output, and say how the command should end.
 
     `passed_seconds`: since the command that ran the whole campaign began, installs included; None for a resumed one.
-    `lost_hosts`: hosts of the inventory that could not be planned; kept in lost.json, None: as kept there. `summaries`:
-    write those of the hosts as well, for who asks again.
+    `lost_hosts`: hosts of the command that it could not plan; in lost.json those are kept that the campaign has no plan
+    of, beside what it had lost before and `inventory` still has; None: as kept there. `absent`: planned hosts that the
+    command did not begin with. `summaries`: write those of the hosts as well, for who asks again.
     Returns exit_status (0 verdict, 2 not finished, 3 INCONCLUSIVE, 4 INVALID), verdict, answer [lines], cause, report.
     A fleet of which at least four fifths are finished ends as its verdict says; `cause` names the others.
     """
@@ -1014,7 +1111,8 @@ def conclude(
         took = {"campaign_seconds": passed_seconds - (outline.campaign.provenance.get("install_seconds") or 0.0)}
         write_atomically(directory / "duration.json", msgspec.json.encode(took))
     if lost_hosts is not None:
-        write_atomically(directory / "lost.json", msgspec.json.encode(sorted(set(lost_hosts) - set(outline.hosts))))
+        lost = {*lost_hosts, *(set(lost_hosts_of(directory)) & set(inventory))} - set(outline.hosts)
+        write_atomically(directory / "lost.json", msgspec.json.encode(sorted(lost)))
     made = _judged_for_a_page(directory, summaries)
     verdict = made.judged.verdict
     try:
@@ -1024,7 +1122,10 @@ def conclude(
     status = EXIT_STATUS.get(verdict.verdict, 0)
     why, unfinished = cause(verdict), ""
     if read_stopped(directory) is None and not is_complete(directory, outline.hosts):
-        unfinished = unfinished_sentence(outline)
+        unfinished = unfinished_sentence(
+            outline,
+            {host: "not at hand this time" if host in (lost_hosts or ()) else "not asked this time" for host in absent},
+        )
         enough = _finished_share(directory, outline.hosts) >= LEAST_SHARE_OF_HOSTS
         status, why = (status, f"{why.rstrip('.')}; {unfinished}") if enough else (UNUSABLE, unfinished)
     return {
@@ -1045,8 +1146,13 @@ def _finished_share(directory: Path, hosts: Sequence[str]) -> float:
     return sum(states.get(host) == "finished" for host in hosts) / len({*hosts, *lost_hosts_of(directory)})
 
 
-def unfinished_sentence(outline: "Outline") -> str:
-    """Which hosts are not finished and why, and that the same command goes on."""
+def unfinished_sentence(outline: "Outline", away: Mapping[str, str] | None = None) -> str:
+    """Which hosts are not finished and why, and that the same command goes on. `away`: hosts → why this one left them.
+
+    Of a campaign put together from parts none goes on: each host knows it by its part's name.
+    """
+    campaign_of = outline.campaign.campaign_of
+    unfinished_parts = set()
     states = {state.host: state for state in _host_states(outline.directory)}
     parts = []
     for host in outline.hosts:
@@ -1055,5 +1161,12 @@ def unfinished_sentence(outline: "Outline") -> str:
             done = len(_finished_runs(outline.directory, host))
             planned = sum(not run.spare for run in outline.runs_of(host))
             why = f"{state.state}{f': {state.reason}' if state.reason else ''}" if state else "nothing was fetched"
+            if away and host in away:
+                why = f"{away[host]}{f', when last fetched {why}' if state else ''}"
             parts.append(f"{host} ({why}; {done} of {planned} runs done)")
-    return f"not finished on {', '.join(parts)}; the same command goes on with what is missing."
+            unfinished_parts.add(campaign_of.get(host, ""))
+    told = f"not finished on {', '.join(parts)}"
+    if campaign_of:
+        part = ", ".join(sorted(unfinished_parts))
+        return f"{told}; go on with {part} by its own command, then merge the parts into a new folder."
+    return f"{told}; the same command goes on with what is missing."

@@ -228,7 +228,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, act: Any) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=(act.__doc__ or "").splitlines()[0])
+        # What is told apart by its name, as an address that must not be seen, must not have others.
+        added = commands.add_parser(name, help=(act.__doc__ or "").splitlines()[0], allow_abbrev=False)
         added.set_defaults(act=act)
         return added
 

@@ -15,8 +15,8 @@ from kvtrial.record.credentials import without_credentials
 REDACTED = "REDACTED"
 EXTRA = ("-e", "--extra-vars")
 SETTING = re.compile(r"""(?P<name>[A-Za-z_][\w.-]*)=(?P<value>"[^"]*"|'[^']*'|\S+)""")
-SAFE_NAME = re.compile(r"^kvtrial_(?!.*(token|password|secret))|_(file|path|dir|directory)$")
-"""Variables of the project hold no secret, and a path to one is none."""
+SAFE_NAME = re.compile(r"^kvtrial_(?!.*(token|password|secret|webhook))|_(file|path|dir|directory)$")
+"""Variables of the project hold no secret but those named so, and a path to one is none."""
 
 
 def portable(words: Sequence[str], root: str | Path, here: Path | None = None) -> list[str]:

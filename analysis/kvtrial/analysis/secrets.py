@@ -10,7 +10,7 @@ from kvtrial.record.errors import UnusableInput
 SECRET_NAME = re.compile(
     r"(api|access|private|secret|auth|sign\w*|encryption)[-_.]?key|keys?$|(^|[-_.])(pats?|pass|auth|bearer|cookies?)$"
     # Tokens are counted far more often than they are secret.
-    r"|token(?!s|iz|[-_](threshold|ids?)(?![a-z]))|secret|passw|passphrase|credential|authorization",
+    r"|token(?!s|iz|[-_](threshold|ids?)(?![a-z]))|secret|passw|passphrase|credential|authorization|webhook",
     re.IGNORECASE,
 )
 _INSTEAD = "leave it out: the engine listens on loopback only, and the model lies on the host."

@@ -168,6 +168,7 @@ def together(campaigns: Sequence[Campaign], name: str) -> Campaign:
         campaign=name,
         plan=plan,
         plan_sha256=plan_sha256(plan),
+        protocol_sha256=plan_sha256(plan.protocol),
         pins={h: pins for campaign in campaigns for h, pins in campaign.pins.items()},
         provenance={
             **first.provenance,

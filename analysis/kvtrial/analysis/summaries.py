@@ -30,6 +30,7 @@ from kvtrial.analysis.campaign import (
     missing_sentence,
     read_campaign,
     read_host_records,
+    refuse_edited_protocol,
     refuse_runs_without_record,
     size_of_records,
 )
@@ -136,6 +137,7 @@ class Outline:
         try:
             raw = path.read_bytes()
             refuse_newer(str(msgspec.json.decode(raw, type=_Version).schema_version), str(path))
+            refuse_edited_protocol(raw, path)
             self._read = msgspec.json.decode(raw, type=_Outline)
             self._parts = {msgspec.json.decode(part, type=_Part).host: part for part in self._read.plan.hosts}
         except (OSError, msgspec.DecodeError):

@@ -623,3 +623,26 @@ def test_the_end_of_a_campaign_draws_the_history_beside_it(tmp_path):
     page = (second / "report.html").read_text()
     assert "history0-title" in page
     assert "ansible-playbook experiment.yml -e protocol=offload_return -e kvtrial_seed=1" in page
+
+
+def test_a_damaged_file_of_the_store_is_replaced_as_its_sentence_advises(tmp_path, capsys):
+    store = tmp_path / "store"
+    for when in ("2026-11-01", "2026-11-02"):
+        assert main(["history", str(store), "--add", str(campaign_on(tmp_path / "results", when, ("g01",)))]) == 0
+    damaged = next(store.glob("*/night=2026-11-02/*.parquet"))
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:-40])
+    capsys.readouterr()
+    assert main(["history", str(store)]) == 2
+    assert f"{damaged} can't be read" in (said := capsys.readouterr().err) and "add its campaign again" in said
+    assert main(["history", str(store), "--add", str(tmp_path / "results" / damaged.stem)]) == 0
+    assert read(store).nights == ["2026-11-01", "2026-11-02"]
+
+
+def test_one_host_is_judged_by_the_looks_of_the_fleet_also_when_it_is_asked_for_alone(tmp_path):
+    store_of(tmp_path, nights=8, rule=Nights(looks=7, spending="obrien_fleming", alpha=0.05), noise=0.02)
+    for path in sorted(tmp_path.glob("*/night=*/*.parquet"))[:3]:
+        frame = pandas.read_parquet(path)
+        frame[frame["host"] != "g07"].to_parquet(path, index=False)
+    of_all = [pooled for pooled in read(tmp_path).pooled if pooled.host == "g07"]
+    assert of_all and of_all == [pooled for pooled in read(tmp_path, host="g07").pooled if pooled.host == "g07"]

@@ -182,6 +182,25 @@ def test_a_newer_record_is_refused_in_a_sentence(tmp_path, capsys):
     assert "newer" in err
 
 
+def test_a_protocol_that_was_edited_in_a_campaign_is_named(tmp_path, capsys):
+    directory = concluded(tmp_path, honest_records())
+    path = directory / "campaign.json"
+    original = path.read_text()
+    told = json.loads(original)
+    primary = next(each for each in told["plan"]["protocol"]["comparisons"] if each["role"] == "primary")
+    primary["margin"] = 20.0
+    path.write_text(json.dumps(told))
+    for command in ("analyze", "report", "summarise"):
+        assert main([command, str(directory)]) == 2
+        assert f"{path} was edited: its protocol (margins, gates, comparisons)" in capsys.readouterr().err
+    # Written otherwise, it is the same; of a release that kept no digest nothing is known.
+    path.write_text(json.dumps(json.loads(original)))
+    assert status(directory, capsys)[0] == 0
+    del told["protocol_sha256"]
+    path.write_text(json.dumps(told))
+    assert status(directory, capsys)[1].startswith("EQUIVALENT")
+
+
 STRANGERS = [
     ({"campaign": "another"}, "its campaign is another"),
     ({"plan_sha256": "f" * 64}, "its plan_sha256 is ffffffffffff"),

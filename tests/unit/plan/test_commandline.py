@@ -47,6 +47,14 @@ def test_paths_in_the_project_are_seen_from_its_root(root: Path) -> None:
         ),
         ("kvtrial_connector_extra_keys=a,b", "kvtrial_connector_extra_keys=a,b"),
         ("kvtrial_model_token_file=/etc/token", "kvtrial_model_token_file=/etc/token"),
+        (
+            "kvtrial_history_webhook=https://hooks.example/T0/hunter2 protocol=aa_noise",
+            "kvtrial_history_webhook=REDACTED protocol=aa_noise",
+        ),
+        (
+            '{"kvtrial_history_webhook": "https://hooks.example/T0/hunter2"}',
+            '{"kvtrial_history_webhook": "REDACTED"}',
+        ),
         ("max_tokens=64", "max_tokens=64"),
         ("@vars.yml", "@vars.yml"),
     ],

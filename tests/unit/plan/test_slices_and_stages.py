@@ -383,3 +383,144 @@ def test_a_host_joins_no_campaign_of_another_plan_nor_one_that_stands_without_it
     four = run_by(tmp_path, "s", ["h1", "h2", "h3", "h4"], lost=["h5"])
     five = {h: request()["hosts"]["h1"] for h in ("h1", "h2", "h3", "h4", "h5")}
     assert campaign.prepare({**request(hosts=five), "results_dir": str(four.parent)})["campaign"] != four.name
+
+
+def asks(results: Path, hosts, **changes) -> dict:
+    """What the experiment's command does when these hosts are at hand."""
+    return campaign.prepare(
+        {**request(hosts={h: request()["hosts"]["h1"] for h in hosts}, **changes), "results_dir": str(results)}
+    )
+
+
+def done_on(directory: Path, host: str, runs: int | None = None, state: str = "finished") -> None:
+    """The host does so many of its runs that are not here yet, and is fetched from."""
+    records = as_planned(directory, honest_records(host=host, scale_offload=SCALES[host]), host)
+    for record in [r for r in records if not (directory / "runs" / host / r.run).exists()][:runs]:
+        write_run(directory / "runs" / host / record.run, record)
+    campaign.collect(str(directory), host, None, {"state": state})
+
+
+def test_the_same_command_goes_on_while_a_lost_host_is_still_away(tmp_path):
+    every = ["h1", "h2", "h3"]
+    first = asks(tmp_path, every)
+    directory = Path(first["directory"])
+    for host in every:
+        done_on(directory, host, *((4, "unreachable") if host == "h3" else ()))
+    told = campaign.conclude(str(directory), lost_hosts=[], absent=[], inventory=every)
+    assert (told["exit_status"], first["absent"]) == (2, [])
+    before = {path: path.read_bytes() for path in directory.glob("runs/*/*/record.json")}
+    again = asks(tmp_path, ["h1", "h2"])
+    assert (again["campaign"], again["resumed"], again["absent"]) == (directory.name, True, ["h3"])
+    assert again["plan_sha256"] == first["plan_sha256"]
+    assert sorted(again["plans"]) == ["h1", "h2"]
+    assert "h1: 12 runs (6 pairs of control, offload), 12 of them done" in " ".join(again["announcement"])
+    assert f"Goes on with campaign {directory.name}, whose hosts h3 are not at hand" in again["announcement"][-1]
+    assert "Nothing is left to do on those at hand" in again["announcement"][-1]
+    assert campaign.next_stage(str(directory), ["h1", "h2"], [], again["absent"])["go"]
+    told = campaign.conclude(str(directory), lost_hosts=["h3"], absent=again["absent"], inventory=every)
+    assert told["exit_status"] == 2
+    assert told["cause"] == (
+        "not finished on h3 (not at hand this time, when last fetched unreachable; 4 of 12 runs done); the same "
+        "command goes on with what is missing."
+    )
+    assert campaign.lost_hosts_of(directory) == []
+    back = asks(tmp_path, every)
+    assert (back["campaign"], back["absent"]) == (directory.name, [])
+    assert "h3: 12 runs (6 pairs of control, offload), 4 of them done" in " ".join(back["announcement"])
+    done_on(directory, "h3")
+    assert campaign.conclude(str(directory), lost_hosts=[], absent=[], inventory=every)["verdict"] == "BETTER"
+    assert {path: path.read_bytes() for path in before} == before
+    assert asks(tmp_path, every)["campaign"] != directory.name
+
+
+def test_a_campaign_whose_controller_was_killed_goes_on_without_a_host_that_is_away_meanwhile(tmp_path):
+    every = ["h1", "h2", "h3", "h4"]
+    directory = Path(asks(tmp_path, every)["directory"])
+    for host in every[1:]:
+        done_on(directory, host, 6, "running")
+    again = asks(tmp_path, every[:3])
+    assert (again["campaign"], again["absent"]) == (directory.name, ["h4"])
+    for host in every[:3]:
+        done_on(directory, host)
+    # Of the host that is away half is here, which is no host without a valid pair for a stage to stop at.
+    assert campaign.next_stage(str(directory), ["h3"], ["h1", "h2"], ["h4"])["go"]
+    told = campaign.conclude(str(directory), lost_hosts=[], absent=["h4"], inventory=every)
+    assert "h4 (not asked this time, when last fetched running; 6 of 12 runs done)" in told["cause"]
+
+
+def test_a_host_that_is_away_holds_no_stage_back(tmp_path):
+    directory = Path(asks(tmp_path, ["h1", "h2", "h3"])["directory"])
+    done_on(directory, "h3", 1, "unreachable")
+    assert not campaign.next_stage(str(directory), ["h1", "h2"])["go"]
+    assert campaign.next_stage(str(directory), ["h1", "h2"], [], ["h3"])["go"]
+    # Its disk is still full, so that it could not be made ready.
+    shutil.rmtree(directory / "runs" / "h3")
+    campaign.collect(str(directory), "h3", None, {"state": "failed", "reason": "the disk is full"})
+    assert campaign.next_stage(str(directory), ["h1", "h2"], [], ["h3"])["go"]
+
+
+def test_a_host_that_was_never_planned_and_is_still_away_begins_no_other_campaign(tmp_path):
+    two = run_by(tmp_path, "r", ["h1", "h2"], lost=["h3"])
+    again = asks(two.parent, ["h1", "h2"])
+    assert again["campaign"] == two.name
+    assert "h3 (never planned)" in again["announcement"][-1]
+    # --limit h2, or h1 away as well: the one that was lost is not forgotten.
+    one = asks(two.parent, ["h2"])
+    assert (one["campaign"], one["absent"]) == (two.name, ["h1"])
+    assert "h1 (finished), h3 (never planned)" in one["announcement"][-1]
+    campaign.conclude(str(two), lost_hosts=[], absent=["h1"], inventory=["h1", "h2", "h3"])
+    assert campaign.lost_hosts_of(two) == ["h3"]
+    # Back, while another one is away: it joins, and the other's part stays as it was.
+    before = campaign.host_plan_digests(two)
+    third = asks(two.parent, ["h1", "h3"])
+    assert (third["campaign"], third["absent"]) == (two.name, ["h2"])
+    digests = campaign.host_plan_digests(two)
+    assert {host: digests[host] for host in before} == before and sorted(digests) == ["h1", "h2", "h3"]
+    assert sorted(campaign.read_campaign(two).asked.hosts) == ["h1", "h2", "h3"]
+    assert campaign.lost_hosts_of(two) == []
+    # One that left the inventory for good is waited for no more.
+    four = run_by(tmp_path, "s", ["h1", "h2"], lost=["h3"])
+    campaign.conclude(str(four), lost_hosts=[], absent=[], inventory=["h1", "h2"])
+    assert campaign.lost_hosts_of(four) == [] and asks(four.parent, ["h1", "h2"])["campaign"] != four.name
+
+
+def test_a_smaller_command_of_another_plan_begins_its_own_campaign_and_says_beside_which(tmp_path):
+    fleet = asks(tmp_path, ["h1", "h2", "h3"])
+    other = asks(tmp_path, ["h1"], seed=2)
+    assert other["campaign"] != fleet["campaign"] and not other["resumed"]
+    assert other["announcement"][-1] == (
+        f"Begins beside campaign {fleet['campaign']}, which is unfinished and stays so: its plan of these hosts "
+        f"differs (seed: was 1, now 2)."
+    )
+    with pytest.raises(UnusableInput, match=r"is unfinished and its plan differs \(seed"):
+        asks(tmp_path, ["h1", "h2", "h3"], seed=2)
+
+
+def test_a_larger_campaign_that_a_later_one_finished_is_not_gone_on_with(tmp_path, monkeypatch):
+    every = ["h1", "h2", "h3"]
+    old = asks(tmp_path, every)
+    Path(old["directory"]).rename(tmp_path / "offload_return-20200101T000000Z")
+    new = run_by(tmp_path.parent, tmp_path.name, ["h1", "h2", "h4"])
+    assert new.parent == tmp_path
+    assert not asks(tmp_path, ["h1", "h2"])["resumed"]
+
+
+def test_a_merged_campaign_is_gone_on_with_by_its_part_and_never_itself(tmp_path, capsys):
+    results = tmp_path / "r"
+    one, two = (Path(asks(results, hosts)["directory"]) for hosts in (["h1"], ["h2", "h3"]))
+    for directory, host, runs in ((one, "h1", None), (two, "h2", None), (two, "h3", 4)):
+        done_on(directory, host, runs, "finished" if runs is None else "stopped")
+    merged = results / "offload_return-all"
+    assert main(["merge", str(one), str(two), "--into", str(merged)]) == 2
+    said = (
+        f"not finished on h3 (stopped; 4 of 12 runs done); go on with {two.name} by its own command, then merge the "
+        f"parts into a new folder."
+    )
+    assert said in capsys.readouterr().err and campaign.conclude(str(merged))["unfinished"] == said
+    # Its name sorts before every date; over its very hosts a campaign begins, and its part is gone on with.
+    assert asks(results, ["h1", "h2", "h3"])["campaign"] != merged.name
+    path = next(merged.glob("runs/h3/*/record.json"))
+    digest = write_atomically(path, path.read_bytes().replace(two.name.encode(), merged.name.encode()))
+    path.with_name("record.sha256").write_text(f"{digest}  record.json\n")
+    with pytest.raises(UnusableInput, match=f"its campaign is {merged.name}, that of host h3 here is {two.name};"):
+        campaign.analyze(merged)

@@ -350,8 +350,9 @@ def _pooled(
     chosen = {"host": host} if host else {}
     for protocol in protocols:
         of_protocol = [path for path in files if path.parents[1].name == f"protocol={quote(protocol, safe='')}"]
-        wanted = {"kind": "effect", "role": "primary", **chosen}
-        # Only what says which nights are of the trial is asked of all of them.
+        wanted = {"kind": "effect", "role": "primary"}
+        # Only what says which nights are of the trial is asked of all of them; of all hosts, since the trial's blocks
+        # and looks are the fleet's: alpha pays for no second choice of them.
         asked = different_rows_with(of_protocol, wanted, ["night", "started_at_utc", *IDENTITY])
         if asked.empty:
             continue
@@ -365,7 +366,7 @@ def _pooled(
         nights = blocks([str(night) for night in asked["night"].iloc[begun:]], rule.looks)[-1]
         rows = rows_with(
             [path for path in of_protocol if path.parent.name.removeprefix("night=") in nights],
-            wanted | {name: newest[name] for name in IDENTITY},
+            wanted | chosen | {name: newest[name] for name in IDENTITY},
             ["host", "night", "value"],
         )
         by_host = {

@@ -11,7 +11,7 @@ import math
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
@@ -170,7 +170,9 @@ def write_rows(store: Path, protocol: str, night: str, campaign: str, by_host: S
     there = list(of_protocol.glob(f"night=*/{campaign}.parquet"))
     replaced: set[str] = set()
     for old in there:
-        replaced |= set(_read([old], columns=["host"])["host"])
+        # A damaged one names no host, and adding its campaign again is what mends it.
+        with suppress(UnusableInput):
+            replaced |= set(_read([old], columns=["host"])["host"])
     if by_host:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, _as_parquet(by_host))
