@@ -32,7 +32,7 @@ def recommend(
     """Action, reason and the pins the verdict rests on. `took`: what took the delay of a ladder's arms."""
     took = took or {}
     primary = next((result for result in comparisons if result.role == "primary"), None)
-    action, why = _action(protocol, word, reason, evidence, primary, _worse_guards(comparisons), pairs_needed, took)
+    action, why = _action(protocol, word, reason, evidence, primary, worse_guards(comparisons), pairs_needed, took)
     if primary is not None and action == f"adopt {primary.arm}":
         why += _better_too(protocol, primary, comparisons, took)
     if (
@@ -51,7 +51,7 @@ def _action(
     reason: str,
     evidence: Evidence | None,
     primary: ComparisonResult | None,
-    worse_guards: Sequence[ComparisonResult],
+    worse: Sequence[ComparisonResult],
     pairs_needed: str,
     took: Mapping[str, TookBy],
 ) -> tuple[str, str]:
@@ -70,11 +70,11 @@ def _action(
         return keep, why
     if primary is not None and primary.metric.startswith("preemptions") and (primary.moved or arm in took):
         return f"do not adopt {arm}", WHAT_TOOK_IT[took.get(arm, "queue")]
-    if worse_guards:
-        guards = ", ".join(f"{guard.metric} of {guard.phase}" for guard in worse_guards)
+    if worse:
+        guards = ", ".join(f"{guard.metric} of {guard.phase}" for guard in worse)
         return (
             f"do not adopt {arm}",
-            f"the primary comparison is BETTER, but guards are WORSE, which forbids adopt: {guards}",
+            f"the primary comparison is BETTER, but guards of {arm} are WORSE, which forbids adopt: {guards}",
         )
     if evidence == "gpu":
         return f"adopt {arm}", f"{arm} is BETTER by the primary comparison and no guard is WORSE"
@@ -158,8 +158,10 @@ def _same_arms(protocol: Protocol, primary: ComparisonResult) -> bool:
     return primary.arm != primary.against and arm is not None and against is not None and declared_alike(arm, against)
 
 
-def _worse_guards(comparisons: Sequence[ComparisonResult]) -> list[ComparisonResult]:
-    return [result for result in comparisons if result.role == "guard" and result.verdict == "WORSE"]
+def worse_guards(comparisons: Sequence[ComparisonResult]) -> list[ComparisonResult]:
+    """The WORSE guards of the arm that the primary comparison is about: another arm's say nothing about adopting it."""
+    arm = next((result.arm for result in comparisons if result.role == "primary"), None)
+    return [r for r in comparisons if (r.role, r.verdict) == ("guard", "WORSE") and arm in (None, r.arm)]
 
 
 def pins_of(protocol: Protocol, records: Sequence[RunRecord], primary: ComparisonResult | None) -> dict[str, str]:
@@ -202,8 +204,8 @@ def caveats_of(protocol: Protocol, evidence: Evidence | None, comparisons: Seque
                     f"least detectable effect (80 % power): ×{result.mde:.3g} with {result.pairs} pairs, above the "
                     f"margin of ×{border:.3g}: EQUIVALENT is out of reach with this noise"
                 )
-    for guard in _worse_guards(comparisons):
-        said.append(f"guard {guard.metric} of {guard.phase} is WORSE: adopt is forbidden")
+    for guard in worse_guards(comparisons):
+        said.append(f"guard {guard.metric} of {guard.phase} is WORSE with {guard.arm}: adopt is forbidden")
     tested = sum(result.role != "primary" and result.p_value is not None for result in comparisons)
     if tested:
         said.append(

@@ -338,10 +338,15 @@ def _elsewhere(verdict: Verdict, words: Words) -> str:
         return ""
     if not guards:
         return f"{words('answer.guards_not_declared')}: {_guards(fits, words)}."
-    worse = sum(item.verdict == "WORSE" for item in guards)
-    undecided = sum(item.verdict in ("INCONCLUSIVE", "INVALID") for item in guards)
+    own, others_worse = answer.guards_of_primary(verdict, guards)
+    worse = sum(item.verdict == "WORSE" for item in own)
+    undecided = sum(item.verdict in ("INCONCLUSIVE", "INVALID") for item in own)
     summary = "worse" if worse else "undecided" if undecided else "none"
-    count = words(f"answer.guards_{summary}", worse=worse, undecided=undecided, guards=len(guards))
+    count = words(f"answer.guards_{summary}", worse=worse, undecided=undecided, guards=len(own))
+    if len(own) < len(guards):
+        arm = answer.primary_arm(verdict)
+        others = len(guards) - len(own)
+        count = words("answer.guards_with", arm=arm, count=count, others_worse=others_worse, others=others)
     return f"{_capital(count)}: {_guards([*guards, *fits], words)}."
 
 
