@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from kvtrial.analysis.armchange import declared_alike
-from kvtrial.analysis.effect import inner_margin, outward
+from kvtrial.analysis.effect import LEAST_PAIRS, inner_margin, outward
 from kvtrial.analysis.ledger import WHAT_TOOK_IT
 from kvtrial.record.ladder import TookBy
 from kvtrial.record.protocol import Protocol
@@ -14,6 +14,8 @@ from kvtrial.record.verdict import ComparisonResult, Recommendation, Word
 CPU_CAVEAT = "CPU engine: the mechanism was shown, the times say nothing about GPUs"
 NEVER_PREEMPTED = "no request was preempted"
 """How a host's verdict says that a ladder ended below what it is about."""
+NOT_COMBINED = "two hosts are shown, not combined"
+"""How a comparison over two hosts says that their words differ."""
 NEVER_ASKED = "the treatment was not delivered. No prefix of the trace came back"
 """How the gate treatment_delivered says that a trace left the tier nothing to do."""
 STANDIN_CAVEAT = "stand-in engine: tests only"
@@ -59,7 +61,7 @@ def _action(
     if word == "INVALID":
         return _mend(reason), reason
     if word == "INCONCLUSIVE":
-        return _go_on(reason, pairs_needed), reason
+        return _go_on(reason, pairs_needed, primary), reason
     if primary is not None and _same_arms(protocol, primary):
         return "use this spread to choose the number of pairs", "both arms are one configuration: what differs is noise"
     keep = _keep(protocol, primary)
@@ -128,7 +130,7 @@ def _mend(reason: str) -> str:
     return "mend the cause, then run again"
 
 
-def _go_on(reason: str, pairs_needed: str) -> str:
+def _go_on(reason: str, pairs_needed: str, primary: ComparisonResult | None) -> str:
     if NEVER_PREEMPTED in reason:
         return "raise the ladder, or let the answers grow against the KV cache, then run again"
     # A gate that leaves a verdict open was disturbed on the way.
@@ -139,7 +141,13 @@ def _go_on(reason: str, pairs_needed: str) -> str:
     if "planned hosts are valid" in reason:
         return "mend the hosts that are not valid, then run again"
     needed = next((part.strip() for part in pairs_needed.split(",") if "needed" in part), "")
-    return f"run again with more pairs: {needed}" if needed else "run again, with at least 6 valid pairs"
+    if needed:
+        return f"run again with more pairs: {needed}"
+    if primary is None or primary.pairs < LEAST_PAIRS:
+        return f"run again, with at least {LEAST_PAIRS} valid pairs"
+    if NOT_COMBINED in reason:
+        return "judge the hosts apart, each by its own verdict: they differ"
+    return "run again with more pairs"
 
 
 def _keep(protocol: Protocol, primary: ComparisonResult | None) -> str:

@@ -235,6 +235,8 @@ ACTIONS = {
         r"run again with more pairs: with (?P<pairs>\d+) pairs? the exact two-sided test cannot reach p < \.05 "
         r"\(its least p is [\d.e-]+\); at least (?P<least>\d+) pairs are needed"
     ),
+    "pairs": re.compile(r"run again with more pairs"),
+    "apart": re.compile(r"judge the hosts apart, each by its own verdict: they differ"),
     "valid_pairs": re.compile(r"run again, with at least 6 valid pairs"),
 }
 """What the verdict recommends, where other languages have a sentence for it: `next.NAME`."""
