@@ -483,7 +483,10 @@ def _ways(verdict: Verdict, control: str, words: Words) -> Table | None:
         *([words("ways.price", profile=names[0], currency=clipped(priced.currency, 12)), *names[1:]] if priced else []),
         words("ways.moved"),
     ]
-    return Table(heads, rows, title=words("ways.title"))
+    title = words("ways.title")
+    if len(verdict.hosts) > 1:
+        title = words("ways.title_of_host", title=title, host=clipped(ladder.host, 60))
+    return Table(heads, rows, title=title)
 
 
 def _way(
@@ -514,7 +517,7 @@ def _way(
     ]
     cells = [
         takes,
-        preemption.preempted_words(arm, verdict.comparisons, control, words),
+        preemption.preempted_words(arm, preemption.comparisons_of(verdict), control, words),
         *(preemption.reached_in_brief(by_profile.get(name), words) for name in profiles),
         *([words.number(gpu_seconds.get(arm.arm))] if gpu_seconds else []),
         *prices,
