@@ -16,7 +16,11 @@ def brief(verdict: Verdict, language: str = "en") -> str:
 
 def test_the_brief_names_the_regime_by_profile_and_where_preemptions_are_rare() -> None:
     said = ladder_brief()
-    assert "**Where preemptions are rare**: None up to 4 in flight; from 5 on, " in said
+    # Not "from 5 on, 250": at 7 it is 750.
+    onset = "None up to 4 in flight; 250 per 1,000 at 5, 750 at 7."
+    assert f"**Where preemptions are rare**: {onset}\n" in said
+    russian = ladder_brief(language="ru").replace("\u202f", " ")
+    assert "До 4 одновременно их нет; при 5 их 250 на 1000 запросов, при 7 – 750.\n" in russian
     assert "| In flight: interactive | batch |" in said
     assert "| base | control | – | 4 | 4 |" in said
 

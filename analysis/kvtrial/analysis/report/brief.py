@@ -229,8 +229,15 @@ def _regime(ladder: LadderResult | None, words: Words) -> str:
     if not below or calm is None:
         return words("brief.at_once", onset=ladder.onset_measured)
     level = next(level for level in ladder.levels if level.concurrency == ladder.onset_measured)
-    rate = words.number(1000 * (level.preemptions_per_request or 0.0))
-    return words("brief.onset", calm=max(below), onset=ladder.onset_measured, rate=rate)
+    worst = max(ladder.levels, key=lambda level: level.preemptions_per_request or 0.0)
+    said = words("brief.onset", calm=max(below), onset=level.concurrency, rate=_per_1000(level, words))
+    if worst.concurrency != level.concurrency:
+        said += words("brief.onset_worst", level=worst.concurrency, rate=_per_1000(worst, words))
+    return f"{said}."
+
+
+def _per_1000(level: Level, words: Words) -> str:
+    return words.number(1000 * (level.preemptions_per_request or 0.0))
 
 
 def _profiles(ladder: LadderResult | None, protocol: Protocol, words: Words) -> Table | None:
