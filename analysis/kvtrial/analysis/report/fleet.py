@@ -48,6 +48,7 @@ class Section(Struct, frozen=True):
     missing: list[str]
     missing_more: str
     drift: Table | None
+    drift_none: str
     plots: list[Plot]
     history: list[Table]
     history_said: str
@@ -77,6 +78,7 @@ def section(verdict: Verdict, chosen: Chosen, history: History | None, words: Wo
         missing=missing[:HOSTS_SHOWN_MAX],
         missing_more=words("gates.more_hosts", count=words.whole(more)) if more > 0 else "",
         drift=_drift(chosen.records, words),
+        drift_none=words("drift.none", names="; ".join(words(f"drift.{name}") for name in DRIFTS)),
         plots=[plot for plot in plots if plot is not None],
         history=[table for one, found in series if (table := _changes(one, found, words)) is not None],
         history_said=_history_said(history, verdict.protocol, len(told) - len(series), words) if history else "",
