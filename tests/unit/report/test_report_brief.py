@@ -165,8 +165,19 @@ def test_a_length_has_its_words() -> None:
 
 def test_a_profile_says_what_it_asks() -> None:
     said = ladder_brief()
-    assert "| Profile | Asks at most: preempted per 1,000; first token; end of 95 % |" in said
-    assert re.search(r"\| interactive \| 0; [\d.]+ s; [\d.]+ s \|", said)
+    asked = "At most preempted per 1,000, first token, end of 95 % (what base gives): interactive "
+    assert re.search(re.escape(asked) + r"0, [\d.]+ s, [\d.]+ s \([\d,]+ tokens/s\); batch 200, ", said)
+
+
+def test_an_interval_is_not_said_to_hold_the_true_value_and_levels_taken_together_are_not_all_of_the_ladder() -> None:
+    """438 in "(438 preempted per 1,000)" is no interval, and an interval of 97 % misses 3 times in 100."""
+    for language, interval, together in (
+        ("en", "Two numbers in brackets: an interval; in some 95 to 97 of 100", "those levels together"),
+        ("ru", "Два числа в скобках: интервал; примерно в 95–97 из 100", "все такие ступени вместе"),
+    ):
+        words = Words(language)
+        assert interval in words("brief.terms")
+        assert together in words("brief.service_all_levels", where="")
 
 
 def test_a_break_even_that_is_no_number_is_named_as_not_measured() -> None:

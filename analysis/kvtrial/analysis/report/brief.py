@@ -70,16 +70,17 @@ def brief_of(
         (words("brief.pays"), top.break_even(verdict, words)),
         (words("brief.length"), _lengths(verdict, fits, words)),
         (words("brief.regime"), f"{_regime(ladder, words)} {preemption.host_words(ladder, len(verdict.hosts), words)}"),
+        (words("brief.profiles"), _profiles(ladder, protocol, words)),
         (words("brief.process"), _process(verdict, chosen, ladder, words)),
         (words("brief.service"), _service(verdict, ladder, protocol.control, words)),
         (words("brief.takes"), _takes(verdict, prices, words)),
     ]
-    tables = [_profiles(ladder, protocol, words), _ways(verdict, protocol.control, words)]
+    ways = _ways(verdict, protocol.control, words)
     return Brief(
         title=words("brief.title"),
         answer=_answer(verdict, words),
         points=[(label, text.rstrip()) for label, text in points if text.strip()],
-        tables=[table for table in tables if table is not None],
+        tables=[] if ways is None else [ways],
         ways_note=_ways_note(ladder, words),
         unmeasured_title=words("brief.unmeasured"),
         unmeasured=_unmeasured(verdict, chosen, ladder, words),
@@ -240,24 +241,23 @@ def _per_1000(level: Level, words: Words) -> str:
     return words.number(1000 * (level.preemptions_per_request or 0.0))
 
 
-def _profiles(ladder: LadderResult | None, protocol: Protocol, words: Words) -> Table | None:
+def _profiles(ladder: LadderResult | None, protocol: Protocol, words: Words) -> str:
     """For each profile (interactive, batch) what it asks for, and what the control gives at its highest such load."""
     own = next((arm for arm in ladder.arms if arm.arm == protocol.control), None) if ladder is not None else None
     if ladder is None or own is None or not own.reached:
-        return None
+        return ""
     limits = _limits(protocol, [entry.profile for entry in own.reached])
-    rows = []
+    said = []
     for entry in own.reached:
-        preempted = _preempted_at(ladder.levels, entry.concurrency)
-        cells = [
-            _objective(entry.profile, limits, protocol, words),
-            words.whole(entry.output_tokens_per_second),
-            "–" if preempted is None else words.number(1000 * preempted),
-        ]
-        rows.append(Row(words.or_else(f"profile.{entry.profile}", entry.profile), cells))
-    asks = words("profiles.asks", what="; ".join(words(f"objective.{name}") for name in limits))
-    heads = [words("profiles.profile"), asks, words("profiles.rate", control=own.arm), words("profiles.preempted")]
-    return Table(heads, rows)
+        one = words(
+            "profiles.one",
+            profile=words.or_else(f"profile.{entry.profile}", entry.profile),
+            asks=_objective(entry.profile, limits, protocol, words),
+            rate=words.whole(entry.output_tokens_per_second),
+        )
+        said.append(one)
+    asked = ", ".join(words(f"objective.{name}") for name in limits)
+    return words("profiles.asks", what=asked, control=own.arm, said="; ".join(said))
 
 
 def _limits(protocol: Protocol, profiles: Sequence[str]) -> list[str]:
@@ -268,17 +268,13 @@ def _limits(protocol: Protocol, profiles: Sequence[str]) -> list[str]:
 
 
 def _objective(profile: str, limits: Sequence[str], protocol: Protocol, words: Words) -> str:
-    """What a profile asks of every level, in the order of the column's head; "–" where it asks nothing."""
+    """What a profile asks of every level, in the order in which they are named; "–" where it asks nothing."""
     declared = protocol.ladder.objectives.get(profile) if protocol.ladder else None
     asked = {} if declared is None else limits_of(declared)
     said = {
         name: words.seconds(limit) if name.endswith("seconds") else words.number(limit) for name, limit in asked.items()
     }
-    return "; ".join(said.get(name, "–") for name in limits) or "–"
-
-
-def _preempted_at(levels: Sequence[Level], concurrency: int | None) -> float | None:
-    return next((level.preemptions_per_request for level in levels if level.concurrency == concurrency), None)
+    return ", ".join(said.get(name, "–") for name in limits) or "–"
 
 
 def _process(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, words: Words) -> str:
