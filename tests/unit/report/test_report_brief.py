@@ -3,6 +3,7 @@ import re
 import msgspec
 import pytest
 import report_builder as build
+from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.report import build_brief, build_report
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.verdict import Verdict
@@ -54,6 +55,19 @@ def test_what_was_not_measured_is_listed() -> None:
     assert "Prices (none given)" not in said
     assert "Prices (none given)" in ladder_brief()
     assert "Prices (none given)" not in ladder_brief(PRICES)
+
+
+@pytest.mark.parametrize(
+    ("language", "none", "why"),
+    [("en", "Prices (none given)", "give replica_hour."), ("ru", "Цены (не заданы)", "задайте replica_hour.")],
+)
+def test_prices_that_price_nothing_are_not_called_missing_and_the_cause_is_said(
+    language: str, none: str, why: str
+) -> None:
+    said = ladder_brief(Prices("EUR", gpu_hour=2.0), language).replace("\\", "")
+    assert none not in said
+    assert why in said
+    assert none in ladder_brief(language=language)
 
 
 @pytest.mark.parametrize("language", ["en", "ru"])
@@ -123,6 +137,19 @@ def test_sections_of_an_invalid_ladder_say_that_their_numbers_answer_nothing() -
 
 
 RAW = ("ttft_", "_seconds", "\\_seconds", "per_1000", "(miss)", "(above_onset)", "phase return", " p =", "p .0", "x0.")
+
+
+@pytest.mark.parametrize(
+    ("language", "none", "why"),
+    [("en", "Prices (none given)", "give replica_hour."), ("ru", "Цены (не заданы)", "задайте replica_hour.")],
+)
+def test_prices_that_price_nothing_are_not_called_missing_and_the_cause_is_said(
+    language: str, none: str, why: str
+) -> None:
+    said = ladder_brief(Prices("EUR", gpu_hour=2.0), language).replace("\\", "")
+    assert none not in said
+    assert why in said
+    assert none in ladder_brief(language=language)
 
 
 @pytest.mark.parametrize("language", ["en", "ru"])

@@ -25,6 +25,8 @@ RAM = "ram_used_peak_bytes"
 NAMED_MAX = 3
 WORSE_SAID_MAX = 2
 ALSO_SAID_MAX = 2
+NO_COST = "No cost: "
+"""How a ladder says why prices that were given price nothing."""
 GPU_SECONDS = "gpu_seconds_per_request"
 MARKDOWN_SPECIAL = "\\`*_[]<>|#"
 
@@ -83,7 +85,7 @@ def brief_of(
         tables=[] if ways is None else [ways],
         ways_note=_ways_note(ladder, words),
         unmeasured_title=words("brief.unmeasured"),
-        unmeasured=_unmeasured(verdict, chosen, ladder, words),
+        unmeasured=_unmeasured(verdict, chosen, ladder, words, prices),
         undecided=_undecided(verdict, words),
         terms=words("brief.terms"),
         quoted=[]
@@ -554,14 +556,18 @@ def _is_open(entry: Reached) -> bool:
 # --------------------------------------------------------------------------------------------------- not measured
 
 
-def _unmeasured(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, words: Words) -> list[str]:
+def _unmeasured(
+    verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, words: Words, prices: Prices | None
+) -> list[str]:
     """What a reader might take for measured and is not."""
     samples = [record.samples for record in chosen.records if record.samples is not None]
     primary = answer.primary_of(verdict.comparisons)
+    priced = ladder is not None and any(arm.costs for arm in ladder.arms)
+    no_cost = _no_cost(ladder, prices, words) if not priced else ""
     missing = [
         ("gpu", verdict.evidence != "gpu"),
         ("ladder", ladder is None),
-        ("costs", ladder is not None and not any(arm.costs for arm in ladder.arms)),
+        ("costs", ladder is not None and not priced and not no_cost),
         ("even", ladder is None and not top.break_even(verdict, words)),
         ("vram", not any(sample.vram_used_peak_bytes for sample in samples)),
         ("quality", primary is not None and primary.quality == "not_compared"),
@@ -570,7 +576,15 @@ def _unmeasured(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, w
         ("recomputed", ladder is not None and any(level.preemptions for level in ladder.levels)),
     ]
     said = [words(f"unmeasured.{name}") for name, lacks in missing if lacks]
-    return [*said, words("unmeasured.production")]
+    return [*said, *([no_cost] if no_cost else []), words("unmeasured.production")]
+
+
+def _no_cost(ladder: LadderResult | None, prices: Prices | None, words: Words) -> str:
+    """Why the prices that were given price nothing, as the ladder says; "" where none were given."""
+    if ladder is None or prices is None:
+        return ""
+    lacking = next((line for line in ladder.regime if line.startswith(NO_COST)), "")
+    return said_text(lacking, words) if lacking else words("unmeasured.costs_unknown")
 
 
 def _undecided(verdict: Verdict, words: Words) -> str:
