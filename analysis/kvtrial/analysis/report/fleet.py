@@ -11,7 +11,7 @@ from kvtrial.analysis.effect import differences, hodges_lehmann, log_ratios
 from kvtrial.analysis.fleet import OddHost, odd_hosts
 from kvtrial.analysis.history.model import ALL_HOSTS, ChangePoint, History, Series
 from kvtrial.analysis.report import figures
-from kvtrial.analysis.report.conditions import gpus_text
+from kvtrial.analysis.report.conditions import cpu_text, gpus_text
 from kvtrial.analysis.report.figures_history import history_plot, level_text
 from kvtrial.analysis.report.selection import HOSTS_SHOWN_MAX, Chosen, Plot, Row, Table, clipped, drawn
 from kvtrial.analysis.report.words import Words
@@ -22,20 +22,20 @@ FOREST_HOSTS_MAX = 120
 DRIFT_HOSTS_NAMED_MAX = 6
 SERIES_SHOWN_MAX = 6
 
-DRIFTS: dict[str, Callable[[RunRecord], str]] = {
-    "vllm": lambda record: record.resolved.vllm_version if record.resolved else record.vllm_version_pinned,
-    "packages": lambda record: record.resolved.packages_sha256[:16] if record.resolved else "",
-    "model": lambda record: f"{record.model.name} {record.model.revision}".strip(),
-    "cpu": lambda record: f"{record.conditions.cpu_model}, {record.conditions.cpus}",
-    "ram": lambda record: answer.bytes_text(record.conditions.ram_total_bytes),
-    "gpus": lambda record: gpus_text(record.conditions.gpus),
-    "driver": lambda record: record.conditions.driver_version or "",
-    "os": lambda record: record.conditions.os,
-    "kernel": lambda record: record.conditions.kernel,
-    "python": lambda record: record.conditions.python,
-    "governor": lambda record: record.conditions.governor or "",
-    "huge_pages": lambda record: record.conditions.transparent_hugepages or "",
-    "clock": lambda record: record.conditions.clock_source or "",
+DRIFTS: dict[str, Callable[[RunRecord, Words], str]] = {
+    "vllm": lambda record, _: record.resolved.vllm_version if record.resolved else record.vllm_version_pinned,
+    "packages": lambda record, _: record.resolved.packages_sha256[:16] if record.resolved else "",
+    "model": lambda record, _: f"{record.model.name} {record.model.revision}".strip(),
+    "cpu": cpu_text,
+    "ram": lambda record, words: words.bytes(record.conditions.ram_total_bytes),
+    "gpus": lambda record, words: gpus_text(record.conditions.gpus, words),
+    "driver": lambda record, _: record.conditions.driver_version or "",
+    "os": lambda record, _: record.conditions.os,
+    "kernel": lambda record, _: record.conditions.kernel,
+    "python": lambda record, _: record.conditions.python,
+    "governor": lambda record, _: record.conditions.governor or "",
+    "huge_pages": lambda record, _: record.conditions.transparent_hugepages or "",
+    "clock": lambda record, _: record.conditions.clock_source or "",
 }
 
 
@@ -213,7 +213,7 @@ def _drift(records: Sequence[RunRecord], words: Words) -> Table | None:
         return None
     rows = []
     for name, read in DRIFTS.items():
-        values = {host: clipped(read(record), 160) for host, record in sorted(first.items())}
+        values = {host: clipped(read(record, words), 160) for host, record in sorted(first.items())}
         counted = Counter(values.values())
         if len(counted) < 2:
             continue
