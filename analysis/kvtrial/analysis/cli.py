@@ -76,6 +76,12 @@ def report(options: argparse.Namespace) -> int:
     from kvtrial.analysis.lengths import fit_campaign
     from kvtrial.analysis.summaries import Outline
 
+    if options.campaign is None and options.beside:
+        raise UnusableInput(
+            f"--beside takes every folder after it ({', '.join(map(str, options.beside))}) and no campaign is left; give "
+            "the campaign first: kvtrial report CAMPAIGN --beside OTHER..."
+        )
+    options.campaign = options.campaign or Path("results/latest")
     protocol = Outline(options.campaign).campaign.plan.protocol.name
     store = options.history
     earlier = read_history(store, protocol) if store else campaigns.history_beside(options.campaign, protocol)
@@ -256,7 +262,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     merged.add_argument("--json", action="store_true")
     reported = command("report", report)
-    reported.add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
+    reported.add_argument("campaign", type=Path, nargs="?", help="default results/latest")
     reported.add_argument("--lang", choices=("en", "ru"), default="en", help="language of report.html and brief.md")
     reported.add_argument(
         "--history", type=Path, metavar="STORE",

@@ -28,7 +28,7 @@ ALSO_SAID_MAX = 2
 NO_COST = "No cost: "
 """How a ladder says why prices that were given price nothing."""
 GPU_SECONDS = "gpu_seconds_per_request"
-MARKDOWN_SPECIAL = "\\`*_[]<>|#"
+MARKDOWN_SPECIAL = "\\`*_[]<>|#~&"
 
 
 class Brief(Struct, frozen=True):

@@ -146,8 +146,6 @@ def _odd(verdict: Verdict, records: Sequence[RunRecord]) -> list[OddHost]:
 def _missing(verdict: Verdict, records: Sequence[RunRecord]) -> list[str]:
     """Hosts of the plan or the inventory that left no record."""
     there = {record.host for record in records}
-    if not there:
-        return []
     return [host.host for host in verdict.hosts if host.host not in there and not host.runs.valid]
 
 
@@ -183,6 +181,7 @@ def _forest(verdict: Verdict, odd: set[str], words: Words) -> Plot | None:
     ]
     if not rows:
         return None
+    hosts_drawn = len(rows)
     if primary.effect is not None and answer.is_number(primary.effect):
         rows.append(
             figures.ForestRow(
@@ -190,8 +189,8 @@ def _forest(verdict: Verdict, odd: set[str], words: Words) -> Plot | None:
             )
         )
     caption = words("caption.fleet", hosts=words.count(len(measured), "host"))
-    if len(rows) - 1 < len(measured):
-        caption += " " + words("caption.drawn", count=len(rows) - 1)
+    if hosts_drawn < len(measured):
+        caption += " " + words("caption.drawn", count=hosts_drawn)
     axis = words("axis.effect")
     if not is_ratio:
         axis = words("axis.difference", unit=words.local(answer.unit_of(primary)))

@@ -10,7 +10,7 @@ from kvtrial.analysis.report.said import is_said, said_text
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.verdict import BreakEven, ComparisonResult, FoundBreakEven, Verdict
 
-MARKS = {"BETTER": "▲", "WORSE": "▼", "EQUIVALENT": "＝", "INCONCLUSIVE": "?", "INVALID": "✕"}
+MARKS = {"BETTER": "▲", "WORSE": "▼", "EQUIVALENT": "=", "INCONCLUSIVE": "?", "INVALID": "✕"}
 
 
 def headline(verdict: Verdict, words: Words) -> str:
@@ -83,8 +83,9 @@ def effect_words(comparison: ComparisonResult, words: Words, tokens: int | None 
     subject = words.subject(comparison.phase) if is_ttft else words.place(comparison.phase)
     if is_ttft and tokens is not None:
         subject = words("subject.of_length", subject=subject, tokens=words.length(tokens))
+    same = "_same" if size == words("size.as_before") else ""
     return words(
-        "head.ttft" if is_ttft else "head.metric",
+        f"head.{'ttft' if is_ttft else 'metric'}{same}",
         subject=subject,
         metric=_capital(words.metric(comparison.metric)),
         size=size,
