@@ -532,9 +532,7 @@ def primary_arm(verdict: Verdict) -> str:
     return primary.arm if primary is not None else ""
 
 
-def guards_of_primary(
-    verdict: Verdict, guards: Sequence[ComparisonResult]
-) -> tuple[list[ComparisonResult], int]:
+def guards_of_primary(verdict: Verdict, guards: Sequence[ComparisonResult]) -> tuple[list[ComparisonResult], int]:
     """The guards of the arm that the primary comparison is about, and how many of the others are WORSE."""
     own = [guard for guard in guards if primary_arm(verdict) in ("", guard.arm)]
     return own, sum(guard.verdict == "WORSE" for guard in guards if guard not in own)

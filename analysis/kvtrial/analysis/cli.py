@@ -78,8 +78,8 @@ def report(options: argparse.Namespace) -> int:
 
     if options.campaign is None and options.beside:
         raise UnusableInput(
-            f"--beside takes every folder after it ({', '.join(map(str, options.beside))}) and no campaign is left; give "
-            "the campaign first: kvtrial report CAMPAIGN --beside OTHER..."
+            f"--beside takes every folder after it ({', '.join(map(str, options.beside))}) and no campaign is left; "
+            "give the campaign first: kvtrial report CAMPAIGN --beside OTHER..."
         )
     options.campaign = options.campaign or Path("results/latest")
     protocol = Outline(options.campaign).campaign.plan.protocol.name

@@ -1,4 +1,4 @@
-"""What forbids adopting an arm is that arm's guards: a default ladder tries others beside it, and theirs may be worse."""
+"""What forbids adopting an arm is that arm's guards: a default ladder tries others beside it, whose may be worse."""
 
 import pytest
 from kvtrial.analysis import answer

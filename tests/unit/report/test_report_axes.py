@@ -1,4 +1,4 @@
-"""Axes of ratios can be read: x1 is a tick where it lies on the axis, and no tick has more digits than its label shows."""
+"""Axes of ratios can be read: x1 is a tick where it lies on the axis, and ticks have few digits."""
 
 import itertools
 import math

@@ -139,19 +139,6 @@ def test_sections_of_an_invalid_ladder_say_that_their_numbers_answer_nothing() -
 RAW = ("ttft_", "_seconds", "\\_seconds", "per_1000", "(miss)", "(above_onset)", "phase return", " p =", "p .0", "x0.")
 
 
-@pytest.mark.parametrize(
-    ("language", "none", "why"),
-    [("en", "Prices (none given)", "give replica_hour."), ("ru", "Цены (не заданы)", "задайте replica_hour.")],
-)
-def test_prices_that_price_nothing_are_not_called_missing_and_the_cause_is_said(
-    language: str, none: str, why: str
-) -> None:
-    said = ladder_brief(Prices("EUR", gpu_hour=2.0), language).replace("\\", "")
-    assert none not in said
-    assert why in said
-    assert none in ladder_brief(language=language)
-
-
 @pytest.mark.parametrize("language", ["en", "ru"])
 @pytest.mark.parametrize("verdict", [build.verdict(), build.inconclusive()], ids=lambda verdict: verdict.verdict)
 def test_a_partner_in_finance_meets_no_name_of_a_metric_and_no_statistics(verdict: Verdict, language: str) -> None:

@@ -73,7 +73,8 @@ def test_prices_and_a_fleet_are_half_a_page_too(language: str) -> None:
 def test_the_parts_that_the_brief_owes_are_in_the_half_page() -> None:
     said = ladder_brief(PRICES)
     for part in (
-        "Where preemptions are rare", "interactive | batch |", "Interactive and batch", "## Memory, replicas, context limit",
+        "Where preemptions are rare", "interactive | batch |", "Interactive and batch",
+        "## Memory, replicas, context limit",
         "EUR/hour · per million tokens", "Stability of the process", "Quality of service", "What was not measured",
     ):  # fmt: skip
         assert part in said

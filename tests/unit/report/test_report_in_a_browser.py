@@ -114,7 +114,10 @@ def set_in_type(brief: str) -> str:
             if said.startswith(mark):
                 made += f"<{tag}>{said.removeprefix(mark)}</{tag}>" if said else ""
                 break
-    style = "body{margin:0;width:170mm;font:10.5pt/1.3 serif}h2,h3,p{margin:.4em 0}table{border-collapse:collapse;width:100%}"
+    style = (
+        "body{margin:0;width:170mm;font:10.5pt/1.3 serif}h2,h3,p{margin:.4em 0}"
+        "table{border-collapse:collapse;width:100%}"
+    )
     return (
         f"<!DOCTYPE html><meta charset=utf-8><style>{style}</style><body>{made}<script>document.documentElement."
         "setAttribute('data-height', document.body.getBoundingClientRect().height / 96 * 25.4)</script></body>"

@@ -1,4 +1,4 @@
-"""Small things that a reader stumbles over: a name of a metric in prose, a mark without a glyph, a count that is off."""
+"""Small things that one stumbles over: a name of a metric in prose, a mark without a glyph, a count that is off."""
 
 import pytest
 import report_builder as build
@@ -55,7 +55,7 @@ def test_what_markdown_would_read_as_struck_out_or_as_a_character_is_escaped() -
 
 
 def test_a_campaign_that_beside_took_is_missed_in_a_sentence(
-    tmp_path: object, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["report", "--beside", "results/a", "results/b"]) == 2
     assert "give the campaign first: kvtrial report CAMPAIGN --beside OTHER" in capsys.readouterr().err

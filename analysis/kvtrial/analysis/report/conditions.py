@@ -86,7 +86,10 @@ def _condition_groups(records: Sequence[RunRecord], words: Words) -> list[tuple[
     for host in hosts:
         own = [record for record in records if record.host == host]
         facts = [
-            (words(f"condition.{name}"), distinct((read(record, words) for record in own), words("changed"), words("not_measured")))
+            (
+                words(f"condition.{name}"),
+                distinct((read(record, words) for record in own), words("changed"), words("not_measured")),
+            )
             for name, read in CONDITIONS.items()
         ]
         groups.append((host, facts))
@@ -106,9 +109,15 @@ def gpus_text(gpus: Sequence[Mapping[str, Any]], words: Words = ENGLISH) -> str:
         memory = str(gpu.get("memory.total", ""))
         size = words.bytes(float(memory) * 2**20) if memory.isdecimal() else ""
         mig, persistence = gpu.get("mig.mode.current"), gpu.get("persistence_mode")
-        modes = [f"MIG {words.or_else('mode.enabled', mig.lower())}"] if isinstance(mig, str) and mig.lower() == "enabled" else []
+        modes = (
+            [f"MIG {words.or_else('mode.enabled', mig.lower())}"]
+            if isinstance(mig, str) and mig.lower() == "enabled"
+            else []
+        )
         if isinstance(persistence, str) and persistence:
-            modes.append(words("host.persistence", mode=words.or_else(f"mode.{persistence.lower()}", persistence.lower())))
+            modes.append(
+                words("host.persistence", mode=words.or_else(f"mode.{persistence.lower()}", persistence.lower()))
+            )
         said = ", ".join([str(gpu.get("name", words("host.unnamed_gpu"))), *filter(None, [size]), *modes])
         alike[said] = alike.get(said, 0) + 1
     return "; ".join(f"{count} × {said}" if count > 1 else said for said, count in alike.items())
@@ -139,7 +148,9 @@ def cpu_text(record: RunRecord, words: Words) -> str:
 CONDITIONS: dict[str, Callable[[RunRecord, Words], str]] = {
     "vllm": lambda record, _: record.resolved.vllm_version if record.resolved else "",
     "vllm_pinned": lambda record, _: record.vllm_version_pinned,
-    "model": lambda record, words: f"{record.model.name}, {words.or_else(f'weights.{record.model.weights}', record.model.weights)}",
+    "model": lambda record, words: (
+        f"{record.model.name}, {words.or_else(f'weights.{record.model.weights}', record.model.weights)}"
+    ),
     "revision": lambda record, _: record.model.revision,
     "kv_per_token": lambda record, words: words.bytes(record.model.kv_bytes_per_token),
     "kv_cache": _kv_cache,

@@ -198,7 +198,7 @@ def ratio_axis(axes: Axes, low: float, high: float, words: Words) -> None:
 
 
 def _round_ends(low: float, high: float) -> list[float]:
-    """The ends of an axis, rounded inwards to as few digits as leave two ticks, with 1 between them where it lies so."""
+    """The ends of an axis, rounded inwards to as few digits as leave two ticks, and 1 where it lies between."""
     for digits in range(2, 16):
         ends = [_rounded(low, digits, math.ceil), _rounded(high, digits, math.floor)]
         if low < 1 < high:
