@@ -526,21 +526,38 @@ def elsewhere_of(verdict: Verdict) -> tuple[list[ComparisonResult], list[Compari
     return guards, [item for item in verdict.comparisons if item.role == "secondary" and item.phase == "fits_return"]
 
 
+def primary_arm(verdict: Verdict) -> str:
+    """The arm that the deciding comparison is about; "" without one."""
+    primary = primary_of(verdict.comparisons)
+    return primary.arm if primary is not None else ""
+
+
+def guards_of_primary(verdict: Verdict, guards: Sequence[ComparisonResult]) -> tuple[list[ComparisonResult], int]:
+    """The guards of the arm that the primary comparison is about, and how many of the others are WORSE."""
+    own = [guard for guard in guards if primary_arm(verdict) in ("", guard.arm)]
+    return own, sum(guard.verdict == "WORSE" for guard in guards if guard not in own)
+
+
 def elsewhere_text(verdict: Verdict) -> str | None:
     """What the variant costs outside the primary: the guards, worst first, then what fits the engine's cache."""
     guards, fits = elsewhere_of(verdict)
     if not guards and not fits:
         return None
-    worse = [comparison for comparison in guards if comparison.verdict == "WORSE"]
-    undecided = [comparison for comparison in guards if comparison.verdict in ("INCONCLUSIVE", "INVALID")]
+    own, others_worse = guards_of_primary(verdict, guards)
+    worse = [comparison for comparison in own if comparison.verdict == "WORSE"]
+    undecided = [comparison for comparison in own if comparison.verdict in ("INCONCLUSIVE", "INVALID")]
     if worse:
-        summary = f"{count(len(worse), 'guard')} of {len(guards)} WORSE, so it must not be adopted"
+        summary = f"{count(len(worse), 'guard')} of {len(own)} WORSE, so it must not be adopted"
     elif undecided:
-        summary = f"no guard is shown to be worse, {len(undecided)} of {len(guards)} undecided"
-    elif guards:
-        summary = f"none of {count(len(guards), 'guard')} is worse"
+        summary = f"no guard is shown to be worse, {len(undecided)} of {len(own)} undecided"
+    elif own:
+        summary = f"none of {count(len(own), 'guard')} is worse"
     else:
         summary = "no guard was declared"
+    if len(own) < len(guards):
+        # With one arm alone there is nothing to tell apart.
+        others = f"with other arms {others_worse} of {len(guards) - len(own)} WORSE"
+        summary = f"with {primary_arm(verdict)} {summary} ({others})"
     listed = [*guards, *fits]
     several = len({comparison.arm for comparison in listed}) > 1
     return f"{summary}: {'; '.join(_short(comparison, several) for comparison in listed)}."

@@ -1066,7 +1066,7 @@ def _into_history(directory: Path, judged: "Judged") -> None:
     add(directory.resolve().parent / HISTORY, directory, judged=judged)
 
 
-def _history_beside(directory: Path, protocol: str) -> "History | None":
+def history_beside(directory: Path, protocol: str) -> "History | None":
     """What the history beside a campaign says of its protocol; None of a single night, or where it can't be read.
 
     None too of a store so large that reading it would keep a campaign waiting: kvtrial report --history takes it.
@@ -1118,7 +1118,9 @@ def conclude(
     try:
         _into_history(directory, made.judged)
     finally:
-        _write_outputs(directory, made, history=_history_beside(directory, verdict.protocol))
+        history = history_beside(directory, verdict.protocol)
+        store = ["--history", str(directory.resolve().parent / HISTORY)] if history else []
+        _write_outputs(directory, made, history=history, arguments=store)
     status = EXIT_STATUS.get(verdict.verdict, 0)
     why, unfinished = cause(verdict), ""
     if read_stopped(directory) is None and not is_complete(directory, outline.hosts):

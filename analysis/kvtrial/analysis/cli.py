@@ -76,14 +76,25 @@ def report(options: argparse.Namespace) -> int:
     from kvtrial.analysis.lengths import fit_campaign
     from kvtrial.analysis.summaries import Outline
 
+    if options.campaign is None and options.beside:
+        raise UnusableInput(
+            f"--beside takes every folder after it ({', '.join(map(str, options.beside))}) and no campaign is left; "
+            "give the campaign first: kvtrial report CAMPAIGN --beside OTHER..."
+        )
+    options.campaign = options.campaign or Path("results/latest")
     protocol = Outline(options.campaign).campaign.plan.protocol.name
+    store = options.history
+    earlier = read_history(store, protocol) if store else campaigns.history_beside(options.campaign, protocol)
+    if store is None and earlier is not None:
+        # As on the page that a campaign ends with.
+        store = options.campaign.resolve().parent / campaigns.HISTORY
     campaigns.write_outputs(
         options.campaign,
         language=options.lang,
-        history=None if options.history is None else read_history(options.history, protocol),
+        history=earlier,
         beside=[fit for directory in options.beside for fit in fit_campaign(directory)],
         arguments=[
-            *(["--history", str(options.history)] if options.history else []),
+            *(["--history", str(store)] if store else []),
             *(["--beside", *map(str, options.beside)] if options.beside else []),
         ],
     )
@@ -252,11 +263,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     merged.add_argument("--json", action="store_true")
     reported = command("report", report)
-    reported.add_argument("campaign", type=Path, nargs="?", default=Path("results/latest"))
+    reported.add_argument("campaign", type=Path, nargs="?", help="default results/latest")
     reported.add_argument("--lang", choices=("en", "ru"), default="en", help="language of report.html and brief.md")
     reported.add_argument(
-        "--history", type=Path, metavar="STORE", help="earlier campaigns: results/history, or what history --json wrote"
-    )
+        "--history", type=Path, metavar="STORE",
+        help="earlier campaigns: a store, or what history --json wrote; default the history beside CAMPAIGN",
+    )  # fmt: skip
     reported.add_argument("--beside", type=Path, nargs="+", default=[], metavar="CAMPAIGN", help=BESIDE)
     compared = command("compare", compare)
     compared.add_argument("a", type=Path, metavar="A", help="a campaign's folder")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from kvtrial.analysis.armchange import declared_alike
-from kvtrial.analysis.effect import inner_margin, outward
+from kvtrial.analysis.effect import LEAST_PAIRS, inner_margin, outward
 from kvtrial.analysis.ledger import WHAT_TOOK_IT
 from kvtrial.record.ladder import TookBy
 from kvtrial.record.protocol import Protocol
@@ -14,6 +14,8 @@ from kvtrial.record.verdict import ComparisonResult, Recommendation, Word
 CPU_CAVEAT = "CPU engine: the mechanism was shown, the times say nothing about GPUs"
 NEVER_PREEMPTED = "no request was preempted"
 """How a host's verdict says that a ladder ended below what it is about."""
+NOT_COMBINED = "two hosts are shown, not combined"
+"""How a comparison over two hosts says that their words differ."""
 NEVER_ASKED = "the treatment was not delivered. No prefix of the trace came back"
 """How the gate treatment_delivered says that a trace left the tier nothing to do."""
 STANDIN_CAVEAT = "stand-in engine: tests only"
@@ -32,7 +34,7 @@ def recommend(
     """Action, reason and the pins the verdict rests on. `took`: what took the delay of a ladder's arms."""
     took = took or {}
     primary = next((result for result in comparisons if result.role == "primary"), None)
-    action, why = _action(protocol, word, reason, evidence, primary, _worse_guards(comparisons), pairs_needed, took)
+    action, why = _action(protocol, word, reason, evidence, primary, worse_guards(comparisons), pairs_needed, took)
     if primary is not None and action == f"adopt {primary.arm}":
         why += _better_too(protocol, primary, comparisons, took)
     if (
@@ -51,7 +53,7 @@ def _action(
     reason: str,
     evidence: Evidence | None,
     primary: ComparisonResult | None,
-    worse_guards: Sequence[ComparisonResult],
+    worse: Sequence[ComparisonResult],
     pairs_needed: str,
     took: Mapping[str, TookBy],
 ) -> tuple[str, str]:
@@ -59,7 +61,7 @@ def _action(
     if word == "INVALID":
         return _mend(reason), reason
     if word == "INCONCLUSIVE":
-        return _go_on(reason, pairs_needed), reason
+        return _go_on(reason, pairs_needed, primary), reason
     if primary is not None and _same_arms(protocol, primary):
         return "use this spread to choose the number of pairs", "both arms are one configuration: what differs is noise"
     keep = _keep(protocol, primary)
@@ -70,11 +72,11 @@ def _action(
         return keep, why
     if primary is not None and primary.metric.startswith("preemptions") and (primary.moved or arm in took):
         return f"do not adopt {arm}", WHAT_TOOK_IT[took.get(arm, "queue")]
-    if worse_guards:
-        guards = ", ".join(f"{guard.metric} of {guard.phase}" for guard in worse_guards)
+    if worse:
+        guards = ", ".join(f"{guard.metric} of {guard.phase}" for guard in worse)
         return (
             f"do not adopt {arm}",
-            f"the primary comparison is BETTER, but guards are WORSE, which forbids adopt: {guards}",
+            f"the primary comparison is BETTER, but guards of {arm} are WORSE, which forbids adopt: {guards}",
         )
     if evidence == "gpu":
         return f"adopt {arm}", f"{arm} is BETTER by the primary comparison and no guard is WORSE"
@@ -128,7 +130,7 @@ def _mend(reason: str) -> str:
     return "mend the cause, then run again"
 
 
-def _go_on(reason: str, pairs_needed: str) -> str:
+def _go_on(reason: str, pairs_needed: str, primary: ComparisonResult | None) -> str:
     if NEVER_PREEMPTED in reason:
         return "raise the ladder, or let the answers grow against the KV cache, then run again"
     # A gate that leaves a verdict open was disturbed on the way.
@@ -139,7 +141,13 @@ def _go_on(reason: str, pairs_needed: str) -> str:
     if "planned hosts are valid" in reason:
         return "mend the hosts that are not valid, then run again"
     needed = next((part.strip() for part in pairs_needed.split(",") if "needed" in part), "")
-    return f"run again with more pairs: {needed}" if needed else "run again, with at least 6 valid pairs"
+    if needed:
+        return f"run again with more pairs: {needed}"
+    if primary is None or primary.pairs < LEAST_PAIRS:
+        return f"run again, with at least {LEAST_PAIRS} valid pairs"
+    if NOT_COMBINED in reason:
+        return "judge the hosts apart, each by its own verdict: they differ"
+    return "run again with more pairs"
 
 
 def _keep(protocol: Protocol, primary: ComparisonResult | None) -> str:
@@ -158,8 +166,10 @@ def _same_arms(protocol: Protocol, primary: ComparisonResult) -> bool:
     return primary.arm != primary.against and arm is not None and against is not None and declared_alike(arm, against)
 
 
-def _worse_guards(comparisons: Sequence[ComparisonResult]) -> list[ComparisonResult]:
-    return [result for result in comparisons if result.role == "guard" and result.verdict == "WORSE"]
+def worse_guards(comparisons: Sequence[ComparisonResult]) -> list[ComparisonResult]:
+    """The WORSE guards of the arm that the primary comparison is about: another arm's say nothing about adopting it."""
+    arm = next((result.arm for result in comparisons if result.role == "primary"), None)
+    return [r for r in comparisons if (r.role, r.verdict) == ("guard", "WORSE") and arm in (None, r.arm)]
 
 
 def pins_of(protocol: Protocol, records: Sequence[RunRecord], primary: ComparisonResult | None) -> dict[str, str]:
@@ -202,8 +212,8 @@ def caveats_of(protocol: Protocol, evidence: Evidence | None, comparisons: Seque
                     f"least detectable effect (80 % power): ×{result.mde:.3g} with {result.pairs} pairs, above the "
                     f"margin of ×{border:.3g}: EQUIVALENT is out of reach with this noise"
                 )
-    for guard in _worse_guards(comparisons):
-        said.append(f"guard {guard.metric} of {guard.phase} is WORSE: adopt is forbidden")
+    for guard in worse_guards(comparisons):
+        said.append(f"guard {guard.metric} of {guard.phase} is WORSE with {guard.arm}: adopt is forbidden")
     tested = sum(result.role != "primary" and result.p_value is not None for result in comparisons)
     if tested:
         said.append(

@@ -304,3 +304,14 @@ def test_without_records_the_gpu_of_the_trial_is_not_known_and_nothing_fits_it(t
 def test_a_hosts_facts_that_are_none_are_refused_in_a_sentence():
     with pytest.raises(UnusableInput, match=r"host gpu01: .*vllm_version"):
         adopt(RESULTS / "offload-8b", {"gpu01": {"model_name": "m"}}, {"today": TODAY}, {})
+
+
+def test_a_worse_guard_of_another_arm_does_not_refuse_the_arm_to_adopt():
+    verdict = real("ladder")[0]
+    planted = [
+        replace(item, verdict="WORSE") if item.role == "guard" and item.arm != "more_kv" else item
+        for item in verdict.comparisons
+    ]
+    assert planted != verdict.comparisons
+    decision = decided("ladder", verdict=replace(verdict, comparisons=planted))
+    assert "guard_worse" not in names(decision)

@@ -623,6 +623,12 @@ def test_the_end_of_a_campaign_draws_the_history_beside_it(tmp_path):
     page = (second / "report.html").read_text()
     assert "history0-title" in page
     assert "ansible-playbook experiment.yml -e protocol=offload_return -e kvtrial_seed=1" in page
+    assert f"--history {results / 'history'}" in page, "the page's own command gives this page"
+    for options in (["--lang", "en"], ["--lang", "en", "--history", str(results / "history")]):
+        assert main(["report", str(second), *options]) == 0
+        assert (second / "report.html").read_text() == page
+    assert main(["report", str(second), "--lang", "ru"]) == 0
+    assert "history0-title" in (second / "report.html").read_text()
 
 
 def test_a_damaged_file_of_the_store_is_replaced_as_its_sentence_advises(tmp_path, capsys):

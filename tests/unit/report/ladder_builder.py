@@ -29,4 +29,4 @@ def ladder_page(language: str = "en") -> str:
 
 
 def ladder_brief(prices: Prices | None = None, language: str = "en") -> str:
-    return build_brief(ladder_verdict(prices), ladder_protocol(), ladder_records(), language=language)
+    return build_brief(ladder_verdict(prices), ladder_protocol(), ladder_records(), language=language, prices=prices)

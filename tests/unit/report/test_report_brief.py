@@ -3,6 +3,7 @@ import re
 import msgspec
 import pytest
 import report_builder as build
+from kvtrial.analysis.prices import Prices
 from kvtrial.analysis.report import build_brief, build_report
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.verdict import Verdict
@@ -16,7 +17,11 @@ def brief(verdict: Verdict, language: str = "en") -> str:
 
 def test_the_brief_names_the_regime_by_profile_and_where_preemptions_are_rare() -> None:
     said = ladder_brief()
-    assert "**Where preemptions are rare**: None up to 4 in flight; from 5 on, " in said
+    # Not "from 5 on, 250": at 7 it is 750.
+    onset = "None up to 4 in flight; 250 per 1,000 at 5, 750 at 7."
+    assert f"**Where preemptions are rare**: {onset}\n" in said
+    russian = ladder_brief(language="ru").replace("\u202f", " ")
+    assert "До 4 одновременно их нет; при 5 их 250 на 1000 запросов, при 7 – 750.\n" in russian
     assert "| In flight: interactive | batch |" in said
     assert "| base | control | – | 4 | 4 |" in said
 
@@ -50,6 +55,19 @@ def test_what_was_not_measured_is_listed() -> None:
     assert "Prices (none given)" not in said
     assert "Prices (none given)" in ladder_brief()
     assert "Prices (none given)" not in ladder_brief(PRICES)
+
+
+@pytest.mark.parametrize(
+    ("language", "none", "why"),
+    [("en", "Prices (none given)", "give replica_hour."), ("ru", "Цены (не заданы)", "задайте replica_hour.")],
+)
+def test_prices_that_price_nothing_are_not_called_missing_and_the_cause_is_said(
+    language: str, none: str, why: str
+) -> None:
+    said = ladder_brief(Prices("EUR", gpu_hour=2.0), language).replace("\\", "")
+    assert none not in said
+    assert why in said
+    assert none in ladder_brief(language=language)
 
 
 @pytest.mark.parametrize("language", ["en", "ru"])
@@ -161,8 +179,19 @@ def test_a_length_has_its_words() -> None:
 
 def test_a_profile_says_what_it_asks() -> None:
     said = ladder_brief()
-    assert "| Profile | Asks at most: preempted per 1,000; first token; end of 95 % |" in said
-    assert re.search(r"\| interactive \| 0; [\d.]+ s; [\d.]+ s \|", said)
+    asked = "At most preempted per 1,000, first token, end of 95 % (what base gives): interactive "
+    assert re.search(re.escape(asked) + r"0, [\d.]+ s, [\d.]+ s \([\d,]+ tokens/s\); batch 200, ", said)
+
+
+def test_an_interval_is_not_said_to_hold_the_true_value_and_levels_taken_together_are_not_all_of_the_ladder() -> None:
+    """438 in "(438 preempted per 1,000)" is no interval, and an interval of 97 % misses 3 times in 100."""
+    for language, interval, together in (
+        ("en", "Two numbers in brackets: an interval; in some 95 to 97 of 100", "those levels together"),
+        ("ru", "Два числа в скобках: интервал; примерно в 95–97 из 100", "все такие ступени вместе"),
+    ):
+        words = Words(language)
+        assert interval in words("brief.terms")
+        assert together in words("brief.service_all_levels", where="")
 
 
 def test_a_break_even_that_is_no_number_is_named_as_not_measured() -> None:

@@ -195,7 +195,10 @@ def test_the_arm_to_adopt_and_what_a_request_costs_with_it_come_first() -> None:
         ladder_verdict(), comparisons=[*ladder_verdict().comparisons, costs], recommendation=advice
     )
     said = ladder_said(verdict)
-    assert "than base above the onset (all levels): more\\_kv GPU-seconds of a request ×1.68; fewer\\_seqs " in said
+    assert (
+        "than base above the onset (those levels together): more\\_kv GPU-seconds of a request ×1.68; fewer\\_seqs "
+        in said
+    )
 
 
 def test_gpu_seconds_of_each_way_stand_in_its_table() -> None:

@@ -10,10 +10,12 @@ import report_builder as build
 from kvtrial.analysis.history.file import read_history
 from kvtrial.analysis.history.model import ChangePoint, History, Point, Series
 from kvtrial.analysis.report import build_report, figures_history
-from kvtrial.analysis.report.words import catalogue
+from kvtrial.analysis.report.fleet import DRIFTS
+from kvtrial.analysis.report.words import Words, catalogue
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.record import RunRecord
 from kvtrial.record.verdict import HostVerdict, Verdict
+from msgspec.structs import replace
 from test_report_page import HOSTILE, Page, assert_offline
 
 HOSTS = [f"gpu{number:02d}" for number in range(8)]
@@ -217,3 +219,33 @@ def test_the_linear_axis_of_the_history_is_not_called_logarithmic(language: str,
     source = Path(figures_history.__file__).read_text()
     assert 'words("axis.effect")' not in source
     assert "set_yscale" not in source
+
+
+@pytest.mark.parametrize("language", ["en", "ru"])
+def test_hosts_that_differ_in_what_is_not_compared_are_not_called_the_same(language: str) -> None:
+    """Another KV cache and another option on h2: the page says what it compared, and that these are not."""
+    other = [
+        replace(
+            run,
+            host="h2",
+            capacity=replace(run.capacity, usable_gpu_blocks=run.capacity.usable_gpu_blocks * 2),
+            launch=replace(run.launch, argv=[*run.launch.argv, "--max-num-seqs", "7"]),
+        )
+        for run in build.records()
+    ]
+    both = build.verdict(hosts=[build.host_verdict("h1"), build.host_verdict("h2")])
+    runs = [replace(run, host="h1") for run in build.records()] + other
+    page = build_report(both, build.protocol(), runs, {}, None, language=language)
+    words = Words(language)
+    assert "Nothing that was recorded" not in page and "Из записанного" not in page
+    assert {"en": "the size of the KV cache are not", "ru": "размер KV-кеша не сравниваются"}[language] in page
+    for name in DRIFTS:
+        assert words(f"drift.{name}") in page
+
+
+def test_a_passed_gate_does_not_say_more_than_its_numbers() -> None:
+    """The numbers beside it hold 1,740 against 1,972 MHz, and whose the processes on the GPUs were is not known."""
+    for language, same, nobody in (("en", "the same in both", "Nobody"), ("ru", "одинаковы", "Никто")):
+        words = Words(language)
+        assert same not in words("gate.conditions_equal")
+        assert nobody not in words("gate.undisturbed")

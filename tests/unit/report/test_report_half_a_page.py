@@ -73,7 +73,8 @@ def test_prices_and_a_fleet_are_half_a_page_too(language: str) -> None:
 def test_the_parts_that_the_brief_owes_are_in_the_half_page() -> None:
     said = ladder_brief(PRICES)
     for part in (
-        "Where preemptions are rare", "| interactive |", "| batch |", "## Memory, replicas, context limit",
+        "Where preemptions are rare", "interactive | batch |", "Interactive and batch",
+        "## Memory, replicas, context limit",
         "EUR/hour · per million tokens", "Stability of the process", "Quality of service", "What was not measured",
     ):  # fmt: skip
         assert part in said
@@ -168,11 +169,11 @@ def test_guards_that_are_undecided_on_a_ladder_without_an_arm_to_adopt_are_calle
 def test_a_brief_says_why_what_a_request_costs_above_the_onset_is_not_that_of_the_highest_level() -> None:
     path = next(path for path in VERDICTS if path.parts[-2] == "ladder-tp2")
     assert "×1.68" in committed(path)
-    assert "Worse than base above the onset (all levels): second\\_replica GPU-seconds" in committed(path)
+    assert "Worse than base above the onset (those levels together): second\\_replica GPU-seconds" in committed(path)
     assert "| GPU-seconds/request at 20 alone |" in committed(path)
-    assert "выше порога вытеснений (все ступени): second\\_replica" in committed(path, "ru")
+    assert "выше порога вытеснений (все такие ступени вместе): second\\_replica" in committed(path, "ru")
     assert "| GPU-секунд на запрос только при 20 |" in committed(path, "ru")
-    assert "(all levels)" not in ladder_brief()
+    assert "(those levels" not in ladder_brief()
 
 
 def test_what_leans_to_worse_on_a_ladder_is_named_with_its_arm() -> None:

@@ -12,6 +12,7 @@ import test_report_page as pages
 from browser import ANSWER_LAYOUT, ASK_AXE, ASK_LAYOUT, asked, axe, dumped, printed
 from ladder_builder import ladder_page
 from test_report_fleet import fleet_page
+from test_report_half_a_page import VERDICTS, committed
 
 
 def hostile() -> str:
@@ -32,6 +33,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "nothing": pages.empty_page,
     "hostile": hostile,
 }
+BRIEF_MM_MAX = 195
+"""Of 257 that A4 leaves between its margins; a ladder with four ways is the longest."""
 DARK = ("ladder", "offload in Russian")
 
 
@@ -94,6 +97,43 @@ def test_a_print_is_full_size_and_short(name: str, most: int, tmp_path: Path) ->
     sheets, points_a_pixel = printed(PAGES[name](), tmp_path)
     assert points_a_pixel == pytest.approx(0.75, abs=0.01)
     assert sheets <= most
+
+
+def set_in_type(brief: str) -> str:
+    """brief.md as a plain style sheet sets it on A4: 170 mm wide, 10.5 pt."""
+    made, rows = "", ""
+    for line in [*brief.replace("\\", "").splitlines(), ""]:
+        said = re.sub(r"\*\*(.*?)\*\*", r"<b>\1</b>", html.escape(line))
+        if line.startswith("|"):
+            if not set(line) <= set("|-"):
+                rows += "<tr>" + "".join(f"<td>{cell.strip()}</td>" for cell in said.strip("|").split("|")) + "</tr>"
+            continue
+        made += f"<table border=1>{rows}</table>" if rows else ""
+        rows = ""
+        for mark, tag in (("## ", "h3"), ("# ", "h2"), ("- ", "li"), ("", "p")):
+            if said.startswith(mark):
+                made += f"<{tag}>{said.removeprefix(mark)}</{tag}>" if said else ""
+                break
+    style = (
+        "body{margin:0;width:170mm;font:10.5pt/1.3 serif}h2,h3,p{margin:.4em 0}"
+        "table{border-collapse:collapse;width:100%}"
+    )
+    return (
+        f"<!DOCTYPE html><meta charset=utf-8><style>{style}</style><body>{made}<script>document.documentElement."
+        "setAttribute('data-height', document.body.getBoundingClientRect().height / 96 * 25.4)</script></body>"
+    )
+
+
+def height_mm(brief: str, folder: Path) -> float:
+    found = re.search(r'data-height="([\d.]+)"', dumped(set_in_type(brief), folder))
+    assert found is not None
+    return float(found[1])
+
+
+@pytest.mark.parametrize("path", VERDICTS, ids=lambda path: f"{path.parts[-3]}-{path.parts[-2]}")
+def test_the_brief_in_print_is_short(path: Path, tmp_path: Path) -> None:
+    """Words say nothing of a table's height."""
+    assert height_mm(committed(path), tmp_path) <= BRIEF_MM_MAX
 
 
 def test_a_table_too_wide_for_the_sheet_is_noticed(tmp_path: Path) -> None:

@@ -5,7 +5,10 @@ import re
 import msgspec
 import pytest
 import report_builder as build
-from kvtrial.analysis.report import build_brief, build_report
+from kvtrial.analysis.lengths import Crossing, LengthFit
+from kvtrial.analysis.protocols import load_protocol
+from kvtrial.analysis.report import build_brief, build_report, offload
+from kvtrial.analysis.report.words import Words
 from kvtrial.record.record import RunRecord
 from kvtrial.record.verdict import HostVerdict, Verdict
 from ladder_builder import ladder_protocol, ladder_records, ladder_verdict
@@ -51,6 +54,50 @@ def many(hosts: int, invalid: int) -> tuple[Verdict, list[RunRecord]]:
         host = build.host_verdict(name, comparisons=[], gates=[])
         found.append(msgspec.structs.replace(host, verdict="INVALID") if number < invalid else host)
     return build.verdict(hosts=found), [build.record(host=name) for name in names]
+
+
+def fit(host: str, model: str = "m", campaign: str = "c") -> LengthFit:
+    at = Crossing(tokens=2000.0, low=1500.0, high=2700.0, confidence=0.97)
+    rows, ones = [[1.2, 0.8], [1.1, 0.7]], [[1.0, 1.0]] * 2
+    return LengthFit("1.0", campaign, "p", host, model, "BETTER", "offload", "control", [1000, 4000], rows, ones, [],
+                     at, at)  # fmt: skip
+
+
+@pytest.mark.parametrize("language", ["en", "ru"])
+def test_lengths_of_ten_thousand_hosts_have_two_hundred_rows_and_a_line_of_every_model(language: str) -> None:
+    """10,000 rows of long names made a page of 6 MB, and six hosts of one model left no room for the other model."""
+    long = "meta-llama/Llama-3.3-70B-Instruct"
+    fits = [fit(f"gpu-host-{number:05d}.rack12.dc3.example.org", long) for number in range(10_000)]
+    fits.append(fit("another-host", "small-model", "other"))
+    page = build_report(build.verdict(), build.protocol(), build.records(), {}, None, fits=fits, language=language)
+    assert len(page.encode()) < 1_500_000
+    assert page.count(long) < 400
+    words = Words(language)
+    text = page.replace("\u202f", " ").replace("\u00a0", " ")
+    assert words("gates.more_hosts", count=words.whole(9801)).replace("\u202f", " ") in text
+    figure = page[page.index('aria-labelledby="lengths-title') :]
+    assert "small-model, another-host" in figure[: figure.index("</svg>")]
+    assert words("caption.lengths_drawn", count=6, all=words.whole(10_001)).replace("\u202f", " ") in text
+    few = build_report(build.verdict(), build.protocol(), build.records(), {}, None, fits=fits[-3:], language=language)
+    assert words("caption.lengths_drawn", count=3, all=3) not in few
+
+
+def test_phases_that_a_figure_has_no_room_for_are_named_and_what_a_sweep_found_is_drawn() -> None:
+    """The shipped sweep of shares moves bytes in 20 phases; its right half was cut in silence."""
+    names = [phase.name for phase in load_protocol("offload_mix", build.PROTOCOLS).phases]
+    moving = [offload.Source(name, "offload", [100.0, 0.0, 50.0], 1e9, 1e9) for name in names]
+    plot = offload._moved_plot(moving, Words("en"))
+    assert plot is not None
+    drawn = set(re.findall(r"<title>([^<:]*): (?:loaded|stored)", plot.svg))
+    assert {name for name in names if name.startswith("mix")} <= drawn
+    assert all(name in drawn or name in plot.caption for name in names)
+    arms = [offload.Source(name, arm, [100.0, 10.0, 50.0], 0.0, 0.0) for name in names for arm in ("a", "b", "c")]
+    sources = offload._sources_plot(arms, Words("en"))
+    assert sources is not None
+    bars = re.findall(r"<title>([^<:]*), (?:a|b|c): computed", sources.svg)
+    assert all(bars.count(name) in (0, 3) for name in names), "a phase is drawn with all its arms"
+    told = [name for name in names if not name.startswith("warmup")]
+    assert all(name in bars or name in sources.caption for name in told)
 
 
 def test_hosts_without_room_are_counted_and_the_invalid_among_them() -> None:

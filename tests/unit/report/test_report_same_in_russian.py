@@ -1,10 +1,13 @@
 """The Russian page says what the English one says: cause, advice, and what is not shown."""
 
+import re
+
 import msgspec
 import pytest
 import report_builder as build
 from kvtrial.analysis import answer
 from kvtrial.analysis.report import top
+from kvtrial.analysis.report.conditions import gpus_text
 from kvtrial.analysis.report.said import said_text
 from kvtrial.analysis.report.words import Words, catalogue
 from kvtrial.record.verdict import Recommendation
@@ -66,6 +69,20 @@ def test_an_undecided_gate_has_not_failed() -> None:
 def test_a_failed_gate_is_named_with_what_it_asks() -> None:
     said = top.headline(build.invalid(), RU)
     assert "не пройдена проверка treatment_delivered. Проверяется: " in said
+
+
+def test_facts_of_a_host_are_russian_with_their_numbers() -> None:
+    """ "2,299 usable blocks" is two point three in Russian."""
+    page = render(build.verdict(), language="ru").replace("\u202f", " ").replace("\u00a0", " ")
+    english = ("usable blocks", "random weights", "trained weights", "chunks of", " bytes)", " CPUs<", "persistence m")
+    assert [text for text in english if text in page] == []
+    assert "случайные веса" in page and "доступных блоков" in page
+    host = page[page.index("доступных блоков") :][:80]
+    assert not re.search(r"\d,\d{3}\b", host)
+    gpu = {"name": "NVIDIA H200", "memory.total": "143771", "persistence_mode": "Enabled"}
+    assert gpus_text([gpu], RU).replace("\u00a0", " ") == "NVIDIA H200, 140,4 ГиБ, режим persistence включён"
+    heads = [RU(f"runs.{name}") for name in ("run", "pair", "start", "phases", "stop", "ram", "outcome")]
+    assert len({head.split(" (")[0] for head in heads}) == len(heads)
 
 
 def test_no_guard_is_not_called_proved() -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from kvtrial.analysis.launch_arm import ended
 from kvtrial.analysis.ledger import WHAT_TOOK_IT
+from kvtrial.analysis.recommend import worse_guards
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.hazards import hazards_for
 from kvtrial.record.ladder import TookBy
@@ -302,8 +303,9 @@ def _of_the_verdict(verdict: Verdict, arm: str, pins: Production, wish: Wish) ->
     primary = next(result for result in verdict.comparisons if result.role == "primary")
     if primary.metric.startswith("preemptions") and (took := _took(verdict, primary)):
         yield Refusal("moved", f"{arm}: {WHAT_TOOK_IT[took]}")
+    forbidding = worse_guards(verdict.comparisons)
     for result in verdict.comparisons:
-        if result.role == "guard" and result.verdict == "WORSE":
+        if result in forbidding:
             yield Refusal("guard_worse", f"guard {_said(result)} is WORSE, which forbids adoption")
         elif result.role == "secondary" and result.arm == arm and result.verdict == "WORSE" and _counts(result):
             yield Refusal("ttft", f"{_said(result)} is WORSE")

@@ -25,8 +25,10 @@ RAM = "ram_used_peak_bytes"
 NAMED_MAX = 3
 WORSE_SAID_MAX = 2
 ALSO_SAID_MAX = 2
+NO_COST = "No cost: "
+"""How a ladder says why prices that were given price nothing."""
 GPU_SECONDS = "gpu_seconds_per_request"
-MARKDOWN_SPECIAL = "\\`*_[]<>|#"
+MARKDOWN_SPECIAL = "\\`*_[]<>|#~&"
 
 
 class Brief(Struct, frozen=True):
@@ -70,19 +72,20 @@ def brief_of(
         (words("brief.pays"), top.break_even(verdict, words)),
         (words("brief.length"), _lengths(verdict, fits, words)),
         (words("brief.regime"), f"{_regime(ladder, words)} {preemption.host_words(ladder, len(verdict.hosts), words)}"),
+        (words("brief.profiles"), _profiles(ladder, protocol, words)),
         (words("brief.process"), _process(verdict, chosen, ladder, words)),
         (words("brief.service"), _service(verdict, ladder, protocol.control, words)),
         (words("brief.takes"), _takes(verdict, prices, words)),
     ]
-    tables = [_profiles(ladder, protocol, words), _ways(verdict, protocol.control, words)]
+    ways = _ways(verdict, protocol.control, words)
     return Brief(
         title=words("brief.title"),
         answer=_answer(verdict, words),
         points=[(label, text.rstrip()) for label, text in points if text.strip()],
-        tables=[table for table in tables if table is not None],
+        tables=[] if ways is None else [ways],
         ways_note=_ways_note(ladder, words),
         unmeasured_title=words("brief.unmeasured"),
-        unmeasured=_unmeasured(verdict, chosen, ladder, words),
+        unmeasured=_unmeasured(verdict, chosen, ladder, words, prices),
         undecided=_undecided(verdict, words),
         terms=words("brief.terms"),
         quoted=[]
@@ -229,28 +232,34 @@ def _regime(ladder: LadderResult | None, words: Words) -> str:
     if not below or calm is None:
         return words("brief.at_once", onset=ladder.onset_measured)
     level = next(level for level in ladder.levels if level.concurrency == ladder.onset_measured)
-    rate = words.number(1000 * (level.preemptions_per_request or 0.0))
-    return words("brief.onset", calm=max(below), onset=ladder.onset_measured, rate=rate)
+    worst = max(ladder.levels, key=lambda level: level.preemptions_per_request or 0.0)
+    said = words("brief.onset", calm=max(below), onset=level.concurrency, rate=_per_1000(level, words))
+    if worst.concurrency != level.concurrency:
+        said += words("brief.onset_worst", level=worst.concurrency, rate=_per_1000(worst, words))
+    return f"{said}."
 
 
-def _profiles(ladder: LadderResult | None, protocol: Protocol, words: Words) -> Table | None:
+def _per_1000(level: Level, words: Words) -> str:
+    return words.number(1000 * (level.preemptions_per_request or 0.0))
+
+
+def _profiles(ladder: LadderResult | None, protocol: Protocol, words: Words) -> str:
     """For each profile (interactive, batch) what it asks for, and what the control gives at its highest such load."""
     own = next((arm for arm in ladder.arms if arm.arm == protocol.control), None) if ladder is not None else None
     if ladder is None or own is None or not own.reached:
-        return None
+        return ""
     limits = _limits(protocol, [entry.profile for entry in own.reached])
-    rows = []
+    said = []
     for entry in own.reached:
-        preempted = _preempted_at(ladder.levels, entry.concurrency)
-        cells = [
-            _objective(entry.profile, limits, protocol, words),
-            words.whole(entry.output_tokens_per_second),
-            "–" if preempted is None else words.number(1000 * preempted),
-        ]
-        rows.append(Row(words.or_else(f"profile.{entry.profile}", entry.profile), cells))
-    asks = words("profiles.asks", what="; ".join(words(f"objective.{name}") for name in limits))
-    heads = [words("profiles.profile"), asks, words("profiles.rate", control=own.arm), words("profiles.preempted")]
-    return Table(heads, rows)
+        one = words(
+            "profiles.one",
+            profile=words.or_else(f"profile.{entry.profile}", entry.profile),
+            asks=_objective(entry.profile, limits, protocol, words),
+            rate=words.whole(entry.output_tokens_per_second),
+        )
+        said.append(one)
+    asked = ", ".join(words(f"objective.{name}") for name in limits)
+    return words("profiles.asks", what=asked, control=own.arm, said="; ".join(said))
 
 
 def _limits(protocol: Protocol, profiles: Sequence[str]) -> list[str]:
@@ -261,17 +270,13 @@ def _limits(protocol: Protocol, profiles: Sequence[str]) -> list[str]:
 
 
 def _objective(profile: str, limits: Sequence[str], protocol: Protocol, words: Words) -> str:
-    """What a profile asks of every level, in the order of the column's head; "–" where it asks nothing."""
+    """What a profile asks of every level, in the order in which they are named; "–" where it asks nothing."""
     declared = protocol.ladder.objectives.get(profile) if protocol.ladder else None
     asked = {} if declared is None else limits_of(declared)
     said = {
         name: words.seconds(limit) if name.endswith("seconds") else words.number(limit) for name, limit in asked.items()
     }
-    return "; ".join(said.get(name, "–") for name in limits) or "–"
-
-
-def _preempted_at(levels: Sequence[Level], concurrency: int | None) -> float | None:
-    return next((level.preemptions_per_request for level in levels if level.concurrency == concurrency), None)
+    return ", ".join(said.get(name, "–") for name in limits) or "–"
 
 
 def _process(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, words: Words) -> str:
@@ -483,7 +488,10 @@ def _ways(verdict: Verdict, control: str, words: Words) -> Table | None:
         *([words("ways.price", profile=names[0], currency=clipped(priced.currency, 12)), *names[1:]] if priced else []),
         words("ways.moved"),
     ]
-    return Table(heads, rows, title=words("ways.title"))
+    title = words("ways.title")
+    if len(verdict.hosts) > 1:
+        title = words("ways.title_of_host", title=title, host=clipped(ladder.host, 60))
+    return Table(heads, rows, title=title)
 
 
 def _way(
@@ -514,7 +522,7 @@ def _way(
     ]
     cells = [
         takes,
-        preemption.preempted_words(arm, verdict.comparisons, control, words),
+        preemption.preempted_words(arm, preemption.comparisons_of(verdict), control, words),
         *(preemption.reached_in_brief(by_profile.get(name), words) for name in profiles),
         *([words.number(gpu_seconds.get(arm.arm))] if gpu_seconds else []),
         *prices,
@@ -548,14 +556,18 @@ def _is_open(entry: Reached) -> bool:
 # --------------------------------------------------------------------------------------------------- not measured
 
 
-def _unmeasured(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, words: Words) -> list[str]:
+def _unmeasured(
+    verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, words: Words, prices: Prices | None
+) -> list[str]:
     """What a reader might take for measured and is not."""
     samples = [record.samples for record in chosen.records if record.samples is not None]
     primary = answer.primary_of(verdict.comparisons)
+    priced = ladder is not None and any(arm.costs for arm in ladder.arms)
+    no_cost = _no_cost(ladder, prices, words) if not priced else ""
     missing = [
         ("gpu", verdict.evidence != "gpu"),
         ("ladder", ladder is None),
-        ("costs", ladder is not None and not any(arm.costs for arm in ladder.arms)),
+        ("costs", ladder is not None and not priced and not no_cost),
         ("even", ladder is None and not top.break_even(verdict, words)),
         ("vram", not any(sample.vram_used_peak_bytes for sample in samples)),
         ("quality", primary is not None and primary.quality == "not_compared"),
@@ -564,7 +576,15 @@ def _unmeasured(verdict: Verdict, chosen: Chosen, ladder: LadderResult | None, w
         ("recomputed", ladder is not None and any(level.preemptions for level in ladder.levels)),
     ]
     said = [words(f"unmeasured.{name}") for name, lacks in missing if lacks]
-    return [*said, words("unmeasured.production")]
+    return [*said, *([no_cost] if no_cost else []), words("unmeasured.production")]
+
+
+def _no_cost(ladder: LadderResult | None, prices: Prices | None, words: Words) -> str:
+    """Why the prices that were given price nothing, as the ladder says; "" where none were given."""
+    if ladder is None or prices is None:
+        return ""
+    lacking = next((line for line in ladder.regime if line.startswith(NO_COST)), "")
+    return said_text(lacking, words) if lacking else words("unmeasured.costs_unknown")
 
 
 def _undecided(verdict: Verdict, words: Words) -> str:

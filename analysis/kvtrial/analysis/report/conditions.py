@@ -28,6 +28,7 @@ from kvtrial.record.record import PhaseRecord, Resolved, RunRecord
 from kvtrial.record.store import RECORD
 from kvtrial.record.verdict import Verdict
 
+ENGLISH = Words()
 CONDITION_HOSTS_SHOWN_MAX = 20
 CONFIG_ENTRIES_MAX = 1500
 COMMANDS = ("unpack", "campaign", "run", "verdict", "report")
@@ -85,7 +86,10 @@ def _condition_groups(records: Sequence[RunRecord], words: Words) -> list[tuple[
     for host in hosts:
         own = [record for record in records if record.host == host]
         facts = [
-            (words(f"condition.{name}"), distinct(map(read, own), words("changed"), words("not_measured")))
+            (
+                words(f"condition.{name}"),
+                distinct((read(record, words) for record in own), words("changed"), words("not_measured")),
+            )
             for name, read in CONDITIONS.items()
         ]
         groups.append((host, facts))
@@ -98,58 +102,73 @@ def _hosts_left_out(records: Sequence[RunRecord], words: Words) -> str:
     return words("conditions.left_out", count=words.whole(left_out)) if left_out > 0 else ""
 
 
-def _gpus(record: RunRecord) -> str:
-    return gpus_text(record.conditions.gpus) or "none"
-
-
-def gpus_text(gpus: Sequence[Mapping[str, Any]]) -> str:
+def gpus_text(gpus: Sequence[Mapping[str, Any]], words: Words = ENGLISH) -> str:
     """What GPUs there are: how many of which name, memory and modes; clocks, which move in a run, are left out."""
     alike: dict[str, int] = {}
     for gpu in gpus:
         memory = str(gpu.get("memory.total", ""))
-        size = answer.bytes_text(float(memory) * 2**20) if memory.isdecimal() else ""
+        size = words.bytes(float(memory) * 2**20) if memory.isdecimal() else ""
         mig, persistence = gpu.get("mig.mode.current"), gpu.get("persistence_mode")
-        modes = [f"MIG {mig.lower()}"] if isinstance(mig, str) and mig.lower() == "enabled" else []
-        modes += [f"persistence mode {persistence.lower()}"] if isinstance(persistence, str) and persistence else []
-        said = ", ".join([str(gpu.get("name", "unnamed GPU")), *filter(None, [size]), *modes])
+        modes = (
+            [f"MIG {words.or_else('mode.enabled', mig.lower())}"]
+            if isinstance(mig, str) and mig.lower() == "enabled"
+            else []
+        )
+        if isinstance(persistence, str) and persistence:
+            modes.append(
+                words("host.persistence", mode=words.or_else(f"mode.{persistence.lower()}", persistence.lower()))
+            )
+        said = ", ".join([str(gpu.get("name", words("host.unnamed_gpu"))), *filter(None, [size]), *modes])
         alike[said] = alike.get(said, 0) + 1
     return "; ".join(f"{count} × {said}" if count > 1 else said for said, count in alike.items())
 
 
-def _tiers(record: RunRecord) -> str:
+def _tiers(record: RunRecord, words: Words) -> str:
     tiers = record.capacity.tier_bytes
     chunks = record.capacity.chunk_tokens
     return "; ".join(
-        f"{arm}: {answer.bytes_text(size)} ({size:,} bytes)" + (f", chunks of {chunks[arm]}" if arm in chunks else "")
+        words("host.tier", arm=arm, size=words.bytes(size), bytes=words.whole(size))
+        + (words("host.chunks", tokens=words.whole(chunks[arm])) if arm in chunks else "")
         for arm, size in tiers.items()
     )
 
 
-CONDITIONS: dict[str, Callable[[RunRecord], str]] = {
-    "vllm": lambda record: record.resolved.vllm_version if record.resolved else "",
-    "vllm_pinned": lambda record: record.vllm_version_pinned,
-    "model": lambda record: f"{record.model.name}, {record.model.weights} weights",
-    "revision": lambda record: record.model.revision,
-    "kv_per_token": lambda record: answer.bytes_text(record.model.kv_bytes_per_token),
-    "kv_cache": lambda record: (
-        f"{record.capacity.usable_gpu_blocks:,} usable blocks of {record.capacity.block_tokens} tokens = "
-        f"{record.capacity.usable_gpu_blocks * record.capacity.block_tokens:,} tokens"
+def _kv_cache(record: RunRecord, words: Words) -> str:
+    blocks, tokens = record.capacity.usable_gpu_blocks, record.capacity.block_tokens
+    return words(
+        "host.kv_cache", blocks=words.whole(blocks), each=words.whole(tokens), all=words.count(blocks * tokens, "token")
+    )
+
+
+def cpu_text(record: RunRecord, words: Words) -> str:
+    """Which CPU, and how many."""
+    return words("host.cpu", model=record.conditions.cpu_model, cpus=words.whole(record.conditions.cpus))
+
+
+CONDITIONS: dict[str, Callable[[RunRecord, Words], str]] = {
+    "vllm": lambda record, _: record.resolved.vllm_version if record.resolved else "",
+    "vllm_pinned": lambda record, _: record.vllm_version_pinned,
+    "model": lambda record, words: (
+        f"{record.model.name}, {words.or_else(f'weights.{record.model.weights}', record.model.weights)}"
     ),
+    "revision": lambda record, _: record.model.revision,
+    "kv_per_token": lambda record, words: words.bytes(record.model.kv_bytes_per_token),
+    "kv_cache": _kv_cache,
     "tier": _tiers,
-    "cpu": lambda record: f"{record.conditions.cpu_model}, {record.conditions.cpus} CPUs",
-    "ram": lambda record: answer.bytes_text(record.conditions.ram_total_bytes),
-    "gpus": _gpus,
-    "driver": lambda record: record.conditions.driver_version or "",
-    "os": lambda record: record.conditions.os,
-    "kernel": lambda record: record.conditions.kernel,
-    "python": lambda record: record.conditions.python,
-    "governor": lambda record: record.conditions.governor or "",
-    "huge_pages": lambda record: record.conditions.transparent_hugepages or "",
-    "clock": lambda record: record.conditions.clock_source or "",
-    "boot": lambda record: record.conditions.boot_id,
-    "packages": lambda record: record.resolved.packages_sha256 if record.resolved else "",
-    "plan": lambda record: record.plan_sha256,
-    "kvtrial": lambda record: record.kvtrial_version,
+    "cpu": cpu_text,
+    "ram": lambda record, words: words.bytes(record.conditions.ram_total_bytes),
+    "gpus": lambda record, words: gpus_text(record.conditions.gpus, words) or words("host.no_gpu"),
+    "driver": lambda record, _: record.conditions.driver_version or "",
+    "os": lambda record, _: record.conditions.os,
+    "kernel": lambda record, _: record.conditions.kernel,
+    "python": lambda record, _: record.conditions.python,
+    "governor": lambda record, _: record.conditions.governor or "",
+    "huge_pages": lambda record, _: record.conditions.transparent_hugepages or "",
+    "clock": lambda record, _: record.conditions.clock_source or "",
+    "boot": lambda record, _: record.conditions.boot_id,
+    "packages": lambda record, _: record.resolved.packages_sha256 if record.resolved else "",
+    "plan": lambda record, _: record.plan_sha256,
+    "kvtrial": lambda record, _: record.kvtrial_version,
 }
 
 

@@ -10,7 +10,7 @@ import html
 import io
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -58,6 +58,7 @@ LABEL_CHARACTERS_MAX = 46
 TIPS_MAX = 1500
 """Marks of one figure that carry their numbers; more would make the page heavy, and no finger could part them."""
 RATIO_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+QUARTER_TICKS = (0.64, 0.8, 1.0, 1.25, 1.6)
 SPARSE_TICKS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 DECADES = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 LEAST_TICK_STEP = 0.18
@@ -183,8 +184,8 @@ def ratio_axis(axes: Axes, low: float, high: float, words: Words) -> None:
     """A logarithmic horizontal axis of ratios from `low` to `high`, labelled x0.5, x1, x2."""
     axes.set_xscale("log")
     axes.set_xlim(low, high)
-    ticks = [low, high]
-    for choice in (FINE_TICKS, NEAR_ONE_TICKS, RATIO_TICKS, SPARSE_TICKS, DECADES):
+    ticks = _round_ends(low, high)
+    for choice in (FINE_TICKS, NEAR_ONE_TICKS, RATIO_TICKS, QUARTER_TICKS, SPARSE_TICKS, DECADES):
         inside = [tick for tick in choice if low <= tick <= high]
         steps = [math.log(after / before) for before, after in pairwise(inside)]
         covered = sum(steps) >= 0.4 * math.log(high / low)
@@ -194,6 +195,24 @@ def ratio_axis(axes: Axes, low: float, high: float, words: Words) -> None:
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: words.local(f"×{value:g}")))
+
+
+def _round_ends(low: float, high: float) -> list[float]:
+    """The ends of an axis, rounded inwards to as few digits as leave two ticks, and 1 where it lies between."""
+    for digits in range(2, 16):
+        ends = [_rounded(low, digits, math.ceil), _rounded(high, digits, math.floor)]
+        if low < 1 < high:
+            apart = LEAST_TICK_STEP * math.log(high / low)
+            ends = sorted({1.0, *(tick for tick in ends if abs(math.log(tick)) >= apart)})
+        if len(ends) > 1 and low <= ends[0] < ends[-1] <= high:
+            return ends
+    return [low, high]
+
+
+def _rounded(value: float, digits: int, way: Callable[[float], int]) -> float:
+    """A positive value rounded up or down to so many digits that count."""
+    step = 10.0 ** (math.floor(math.log10(value)) - digits + 1)
+    return float(f"{way(value / step) * step:.{digits}g}")
 
 
 def number_axis(axis: Any, words: Words, most: int = 6, *, whole: bool = False) -> None:

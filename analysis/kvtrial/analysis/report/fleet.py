@@ -11,7 +11,7 @@ from kvtrial.analysis.effect import differences, hodges_lehmann, log_ratios
 from kvtrial.analysis.fleet import OddHost, odd_hosts
 from kvtrial.analysis.history.model import ALL_HOSTS, ChangePoint, History, Series
 from kvtrial.analysis.report import figures
-from kvtrial.analysis.report.conditions import gpus_text
+from kvtrial.analysis.report.conditions import cpu_text, gpus_text
 from kvtrial.analysis.report.figures_history import history_plot, level_text
 from kvtrial.analysis.report.selection import HOSTS_SHOWN_MAX, Chosen, Plot, Row, Table, clipped, drawn
 from kvtrial.analysis.report.words import Words
@@ -22,20 +22,20 @@ FOREST_HOSTS_MAX = 120
 DRIFT_HOSTS_NAMED_MAX = 6
 SERIES_SHOWN_MAX = 6
 
-DRIFTS: dict[str, Callable[[RunRecord], str]] = {
-    "vllm": lambda record: record.resolved.vllm_version if record.resolved else record.vllm_version_pinned,
-    "packages": lambda record: record.resolved.packages_sha256[:16] if record.resolved else "",
-    "model": lambda record: f"{record.model.name} {record.model.revision}".strip(),
-    "cpu": lambda record: f"{record.conditions.cpu_model}, {record.conditions.cpus}",
-    "ram": lambda record: answer.bytes_text(record.conditions.ram_total_bytes),
-    "gpus": lambda record: gpus_text(record.conditions.gpus),
-    "driver": lambda record: record.conditions.driver_version or "",
-    "os": lambda record: record.conditions.os,
-    "kernel": lambda record: record.conditions.kernel,
-    "python": lambda record: record.conditions.python,
-    "governor": lambda record: record.conditions.governor or "",
-    "huge_pages": lambda record: record.conditions.transparent_hugepages or "",
-    "clock": lambda record: record.conditions.clock_source or "",
+DRIFTS: dict[str, Callable[[RunRecord, Words], str]] = {
+    "vllm": lambda record, _: record.resolved.vllm_version if record.resolved else record.vllm_version_pinned,
+    "packages": lambda record, _: record.resolved.packages_sha256[:16] if record.resolved else "",
+    "model": lambda record, _: f"{record.model.name} {record.model.revision}".strip(),
+    "cpu": cpu_text,
+    "ram": lambda record, words: words.bytes(record.conditions.ram_total_bytes),
+    "gpus": lambda record, words: gpus_text(record.conditions.gpus, words),
+    "driver": lambda record, _: record.conditions.driver_version or "",
+    "os": lambda record, _: record.conditions.os,
+    "kernel": lambda record, _: record.conditions.kernel,
+    "python": lambda record, _: record.conditions.python,
+    "governor": lambda record, _: record.conditions.governor or "",
+    "huge_pages": lambda record, _: record.conditions.transparent_hugepages or "",
+    "clock": lambda record, _: record.conditions.clock_source or "",
 }
 
 
@@ -48,6 +48,7 @@ class Section(Struct, frozen=True):
     missing: list[str]
     missing_more: str
     drift: Table | None
+    drift_none: str
     plots: list[Plot]
     history: list[Table]
     history_said: str
@@ -77,6 +78,7 @@ def section(verdict: Verdict, chosen: Chosen, history: History | None, words: Wo
         missing=missing[:HOSTS_SHOWN_MAX],
         missing_more=words("gates.more_hosts", count=words.whole(more)) if more > 0 else "",
         drift=_drift(chosen.records, words),
+        drift_none=words("drift.none", names="; ".join(words(f"drift.{name}") for name in DRIFTS)),
         plots=[plot for plot in plots if plot is not None],
         history=[table for one, found in series if (table := _changes(one, found, words)) is not None],
         history_said=_history_said(history, verdict.protocol, len(told) - len(series), words) if history else "",
@@ -144,8 +146,6 @@ def _odd(verdict: Verdict, records: Sequence[RunRecord]) -> list[OddHost]:
 def _missing(verdict: Verdict, records: Sequence[RunRecord]) -> list[str]:
     """Hosts of the plan or the inventory that left no record."""
     there = {record.host for record in records}
-    if not there:
-        return []
     return [host.host for host in verdict.hosts if host.host not in there and not host.runs.valid]
 
 
@@ -181,6 +181,7 @@ def _forest(verdict: Verdict, odd: set[str], words: Words) -> Plot | None:
     ]
     if not rows:
         return None
+    hosts_drawn = len(rows)
     if primary.effect is not None and answer.is_number(primary.effect):
         rows.append(
             figures.ForestRow(
@@ -188,8 +189,8 @@ def _forest(verdict: Verdict, odd: set[str], words: Words) -> Plot | None:
             )
         )
     caption = words("caption.fleet", hosts=words.count(len(measured), "host"))
-    if len(rows) - 1 < len(measured):
-        caption += " " + words("caption.drawn", count=len(rows) - 1)
+    if hosts_drawn < len(measured):
+        caption += " " + words("caption.drawn", count=hosts_drawn)
     axis = words("axis.effect")
     if not is_ratio:
         axis = words("axis.difference", unit=words.local(answer.unit_of(primary)))
@@ -211,7 +212,7 @@ def _drift(records: Sequence[RunRecord], words: Words) -> Table | None:
         return None
     rows = []
     for name, read in DRIFTS.items():
-        values = {host: clipped(read(record), 160) for host, record in sorted(first.items())}
+        values = {host: clipped(read(record, words), 160) for host, record in sorted(first.items())}
         counted = Counter(values.values())
         if len(counted) < 2:
             continue

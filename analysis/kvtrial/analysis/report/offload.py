@@ -9,8 +9,10 @@ from kvtrial.analysis.firsttokens import FirstTokens
 from kvtrial.analysis.lengths import NEVER, Crossing, LengthFit
 from kvtrial.analysis.report import comparisons, top
 from kvtrial.analysis.report import figures_offload as figures
+from kvtrial.analysis.report.drawing import ARMS
 from kvtrial.analysis.report.figures_offload import Span, Stack
 from kvtrial.analysis.report.selection import (
+    HOSTS_SHOWN_MAX,
     Chosen,
     Plot,
     Row,
@@ -233,10 +235,12 @@ def _sources_plot(sources: Sequence[Source], words: Words) -> Plot | None:
         source
         for source in sources
         if source.phase in (*REGIMES, "populate") or (source.phase in given and not source.phase.startswith("warmup"))
-    ][:STACKS_DRAWN_MAX]
+    ]
+    left_out = list(dict.fromkeys(source.phase for source in kept[STACKS_DRAWN_MAX:]))
+    kept = [source for source in kept if source.phase not in left_out]
     stacks = [Stack(source.phase, source.arm, [value or 0.0 for value in source.tokens]) for source in kept]
     names = [words(f"source.{name}") for name in ("computed", "local", "tier")]
-    caption = words("caption.sources")
+    caption = words("caption.sources") + _phases_not_drawn(left_out, words)
     svg = figures.stacked_plot(
         "sources-plot", stacks, names, words("axis.prompt_tokens"), words, words("figure.sources"), caption
     )
@@ -256,7 +260,18 @@ def _moved_plot(sources: Sequence[Source], words: Words) -> Plot | None:
     caption = words("caption.moved", arm=arm)
     if others := [name for name in by_arm if name != arm]:
         caption += " " + words("caption.moved_others", arms=", ".join(others))
-    return drawn(figures.moved_plot(moved, arm, words, caption), words("figure.moved"), caption)
+    told = list(moved)
+    if len(told) > figures.PHASES_DRAWN_MAX:
+        # What fills the caches has the least to tell.
+        told = [phase for phase in told if not phase.startswith(("warmup", "pressure"))][: figures.PHASES_DRAWN_MAX]
+    caption += _phases_not_drawn([phase for phase in moved if phase not in told], words)
+    kept = {phase: pair for phase, pair in moved.items() if phase in told}
+    return drawn(figures.moved_plot(kept, arm, words, caption), words("figure.moved"), caption)
+
+
+def _phases_not_drawn(phases: Sequence[str], words: Words) -> str:
+    """What a caption adds where phases have no room in a figure."""
+    return f" {words('caption.phases_not_drawn', phases=', '.join(phases))}" if phases else ""
 
 
 # ------------------------------------------------------------------------------------------------- lengths and sizes
@@ -264,7 +279,18 @@ def _moved_plot(sources: Sequence[Source], words: Words) -> Plot | None:
 
 def _lengths_plot(fits: Sequence[LengthFit], words: Words) -> Plot | None:
     caption = words("caption.lengths")
-    return drawn(figures.lengths_plot(fits, words, caption), words("figure.lengths"), caption)
+    kept = _some_fits(fits, len(ARMS))
+    if len(kept) < len(fits):
+        caption += " " + words("caption.lengths_drawn", count=len(kept), all=words.whole(len(fits)))
+    return drawn(figures.lengths_plot(kept, words, caption), words("figure.lengths"), caption)
+
+
+def _some_fits(fits: Sequence[LengthFit], most: int) -> list[LengthFit]:
+    """So many fits; where there are more, the first of every campaign and model before their other hosts."""
+    if len(fits) <= most:
+        return list(fits)
+    first = {(fit.campaign, fit.model): fit for fit in reversed(fits)}
+    return sorted(fits, key=lambda fit: fit is not first[fit.campaign, fit.model])[:most]
 
 
 def _lengths_table(fits: Sequence[LengthFit], words: Words) -> Table | None:
@@ -281,8 +307,10 @@ def _lengths_table(fits: Sequence[LengthFit], words: Words) -> Table | None:
             ],
             note=fit.campaign,
         )
-        for fit in fits
+        for fit in _some_fits(fits, HOSTS_SHOWN_MAX)
     ]
+    if len(fits) > len(rows):
+        rows.append(Row(words("gates.more_hosts", count=words.whole(len(fits) - len(rows))), [""] * 5))
     heads = [words(f"lengths.{name}") for name in ("model", "host", "tokens", "by_lines", "between", "pairs")]
     return Table(heads, rows, title=words("figure.lengths")) if rows else None
 

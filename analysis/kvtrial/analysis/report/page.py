@@ -94,7 +94,7 @@ def build_report(
         comparisons=comparisons.groups(verdict.comparisons, words),
         offload=offload.section(verdict, protocol, chosen, fits, words, first_tokens),
         preemption=preemption.section(
-            verdict.ladder, protocol.control, chosen, words, verdict.comparisons, len(verdict.hosts)
+            verdict.ladder, protocol.control, chosen, words, preemption.comparisons_of(verdict), len(verdict.hosts)
         ),
         fleet=fleet.section(verdict, chosen, history, words),
         conditions=conditions.section(verdict, chosen, campaign, commands or {}, words, record_names or {}),

@@ -12,7 +12,7 @@ from kvtrial.analysis.report.words import Words
 from kvtrial.record.ladder import ArmLadder, LadderResult, Level, Reached
 from kvtrial.record.pressure import PressurePoint
 from kvtrial.record.record import PhaseRecord, RunRecord
-from kvtrial.record.verdict import ComparisonResult
+from kvtrial.record.verdict import ComparisonResult, Verdict
 
 LINE_POINTS_MAX = 40
 PREEMPTED = "preemptions_per_1000_requests"
@@ -76,6 +76,12 @@ def host_words(ladder: LadderResult | None, hosts: int, words: Words) -> str:
     if ladder is None or hosts < 2:
         return ""
     return words("preemption.host", host=clipped(ladder.host, 60), hosts=words.count(hosts, "host_of"))
+
+
+def comparisons_of(verdict: Verdict) -> list[ComparisonResult]:
+    """The comparisons of the host that the ladder is of: a fleet's words do not belong beside one host's numbers."""
+    own = verdict.ladder.host if verdict.ladder is not None and len(verdict.hosts) > 1 else None
+    return next((host.comparisons for host in verdict.hosts if host.host == own), verdict.comparisons)
 
 
 def _arms_plot(

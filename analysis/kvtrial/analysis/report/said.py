@@ -111,7 +111,9 @@ def _sentence(text: str, words: Words) -> list[Part]:
     if not first[:1].isupper() and ("_" not in first or parts[0].text.startswith(first)):
         return parts
     small = _joined(_clauses(text[0].lower() + text[1:], words, 0))
-    if _english(small) < _english(parts):
+    # English has forms for names of metrics alone, and nothing in it is marked.
+    formed = words.is_english and "".join(part.text for part in small) != text[0].lower() + text[1:]
+    if formed or _english(small) < _english(parts):
         parts = small
     begun = parts[0].text
     if not parts[0].english and begun.split(" ")[0].isalpha():

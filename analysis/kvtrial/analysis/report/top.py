@@ -10,7 +10,7 @@ from kvtrial.analysis.report.said import is_said, said_text
 from kvtrial.analysis.report.words import Words
 from kvtrial.record.verdict import BreakEven, ComparisonResult, FoundBreakEven, Verdict
 
-MARKS = {"BETTER": "▲", "WORSE": "▼", "EQUIVALENT": "＝", "INCONCLUSIVE": "?", "INVALID": "✕"}
+MARKS = {"BETTER": "▲", "WORSE": "▼", "EQUIVALENT": "=", "INCONCLUSIVE": "?", "INVALID": "✕"}
 
 
 def headline(verdict: Verdict, words: Words) -> str:
@@ -83,8 +83,9 @@ def effect_words(comparison: ComparisonResult, words: Words, tokens: int | None 
     subject = words.subject(comparison.phase) if is_ttft else words.place(comparison.phase)
     if is_ttft and tokens is not None:
         subject = words("subject.of_length", subject=subject, tokens=words.length(tokens))
+    same = "_same" if size == words("size.as_before") else ""
     return words(
-        "head.ttft" if is_ttft else "head.metric",
+        f"head.{'ttft' if is_ttft else 'metric'}{same}",
         subject=subject,
         metric=_capital(words.metric(comparison.metric)),
         size=size,
@@ -235,6 +236,8 @@ ACTIONS = {
         r"run again with more pairs: with (?P<pairs>\d+) pairs? the exact two-sided test cannot reach p < \.05 "
         r"\(its least p is [\d.e-]+\); at least (?P<least>\d+) pairs are needed"
     ),
+    "pairs": re.compile(r"run again with more pairs"),
+    "apart": re.compile(r"judge the hosts apart, each by its own verdict: they differ"),
     "valid_pairs": re.compile(r"run again, with at least 6 valid pairs"),
 }
 """What the verdict recommends, where other languages have a sentence for it: `next.NAME`."""
@@ -338,10 +341,15 @@ def _elsewhere(verdict: Verdict, words: Words) -> str:
         return ""
     if not guards:
         return f"{words('answer.guards_not_declared')}: {_guards(fits, words)}."
-    worse = sum(item.verdict == "WORSE" for item in guards)
-    undecided = sum(item.verdict in ("INCONCLUSIVE", "INVALID") for item in guards)
+    own, others_worse = answer.guards_of_primary(verdict, guards)
+    worse = sum(item.verdict == "WORSE" for item in own)
+    undecided = sum(item.verdict in ("INCONCLUSIVE", "INVALID") for item in own)
     summary = "worse" if worse else "undecided" if undecided else "none"
-    count = words(f"answer.guards_{summary}", worse=worse, undecided=undecided, guards=len(guards))
+    count = words(f"answer.guards_{summary}", worse=worse, undecided=undecided, guards=len(own))
+    if len(own) < len(guards):
+        arm = answer.primary_arm(verdict)
+        others = len(guards) - len(own)
+        count = words("answer.guards_with", arm=arm, count=count, others_worse=others_worse, others=others)
     return f"{_capital(count)}: {_guards([*guards, *fits], words)}."
 
 
