@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from kvtrial.record.store import record_path, record_text
 from playing import Playbooks
-from rig import CGROUP, Host
+from rig import Host
 
 T = TypeVar("T")
 CAMPAIGNS = "/var/lib/kvtrial/campaigns"
@@ -105,9 +105,3 @@ def forget(plays: Playbooks) -> None:
     """Take the campaigns off the hosts and the controller, so that the next test starts anew."""
     for host in plays.fleet.hosts:
         host.sh(f"systemctl stop kvtrial-host 2>/dev/null; rm -rf {CAMPAIGNS}; systemctl reset-failed", check=False)
-
-
-def slow_down(host: Host, cpus: float) -> None:
-    """Let the whole host have `cpus` of a CPU; 0 takes the limit off."""
-    quota = CGROUP / "cpu" / host.fleet.name / host.name / "cpu.cfs_quota_us"
-    quota.write_text(str(int(cpus * 100_000)) if cpus else "-1")

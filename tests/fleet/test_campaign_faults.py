@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import time
 from datetime import datetime
@@ -24,7 +25,6 @@ from campaigns import (
     nothing_left,
     progress,
     records,
-    slow_down,
     verdict,
     wait_for,
 )
@@ -55,7 +55,6 @@ def project(installed, tmp_path):
         host.heal()
         if host.init() is None:
             host.boot()
-        slow_down(host, 0)
     forget(installed)
 
 
@@ -65,8 +64,9 @@ def last_of(output: str) -> str:
 
 def test_two_controllers_on_halves_with_a_host_cut_for_two_seconds_and_one_ten_times_slower(project, tmp_path, capsys):
     """Job slices: each controller has its part, the parts merge to the verdict over all; a short cut goes unnoticed."""
-    h1, h2, _ = project.fleet.hosts
-    slow_down(h2, 0.2)
+    h1 = project.fleet.hosts[0]
+    env = project.variables["kvtrial_engine_env"]
+    project.set("h2", kvtrial_engine_env={**env, "STANDIN_SLOWDOWN": str(10 * int(env["STANDIN_SLOWDOWN"]))})
     halves = [tmp_path / "a", tmp_path / "b"]
     first = project.start(EXPERIMENT, "--limit", "h1", "-e", f"kvtrial_results_dir={halves[0]}")
     second = project.start(
@@ -83,6 +83,11 @@ def test_two_controllers_on_halves_with_a_host_cut_for_two_seconds_and_one_ten_t
     # What a host has is here when it is done, not when the slowest is.
     found = records(halves[1])
     assert len(found) == 4 + 4
+    tokens = {
+        name: [p["ttft_median_seconds"] for (host, _), r in found.items() if host == name for p in r["phases"]]
+        for name in ("h2", "h3")
+    }
+    assert statistics.median(tokens["h2"]) > 5 * statistics.median(tokens["h3"])
     fetched = (halves[1] / "latest" / "hosts" / "h3.json").stat().st_mtime
     assert fetched < (halves[1] / "latest" / "hosts" / "h2.json").stat().st_mtime
     assert {path.name for path in halves[1].glob("latest/runs/*/*/*.zst")} == {"record.json.zst"}
