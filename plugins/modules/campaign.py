@@ -64,7 +64,7 @@ options:
     type: list
     elements: str
   archive:
-    description: The archive of one host's runs; required with O(action=collect).
+    description: The archive of one host's runs for O(action=collect); without it only how its program ended is taken in.
     type: path
   state:
     description: How the host program stood, as M(kvtrial.vllm.host_program_info) returned it; with O(action=collect).
@@ -272,7 +272,7 @@ def main():
         required_if=[
             ("action", "validate", ["inputs"]),
             ("action", "prepare", ["inputs"]),
-            ("action", "collect", ["directory", "host", "archive"]),
+            ("action", "collect", ["directory", "host"]),
             ("action", "stage", ["directory", "hosts"]),
             ("action", "find", ["directory"]),
             ("action", "conclude", ["directory"]),
