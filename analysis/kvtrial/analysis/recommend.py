@@ -74,9 +74,10 @@ def _action(
         return f"do not adopt {arm}", WHAT_TOOK_IT[took.get(arm, "queue")]
     if worse:
         guards = ", ".join(f"{guard.metric} of {guard.phase}" for guard in worse)
+        of = f" of {arm}" if len(protocol.arms) > 2 else ""
         return (
             f"do not adopt {arm}",
-            f"the primary comparison is BETTER, but guards of {arm} are WORSE, which forbids adopt: {guards}",
+            f"the primary comparison is BETTER, but guards{of} are WORSE, which forbids adopt: {guards}",
         )
     if evidence == "gpu":
         return f"adopt {arm}", f"{arm} is BETTER by the primary comparison and no guard is WORSE"
@@ -213,7 +214,8 @@ def caveats_of(protocol: Protocol, evidence: Evidence | None, comparisons: Seque
                     f"margin of ×{border:.3g}: EQUIVALENT is out of reach with this noise"
                 )
     for guard in worse_guards(comparisons):
-        said.append(f"guard {guard.metric} of {guard.phase} is WORSE with {guard.arm}: adopt is forbidden")
+        arm = f" with {guard.arm}" if len(protocol.arms) > 2 else ""
+        said.append(f"guard {guard.metric} of {guard.phase} is WORSE{arm}: adopt is forbidden")
     tested = sum(result.role != "primary" and result.p_value is not None for result in comparisons)
     if tested:
         said.append(
