@@ -104,4 +104,6 @@ def nothing_left(plays: Playbooks) -> None:
 def forget(plays: Playbooks) -> None:
     """Take the campaigns off the hosts and the controller, so that the next test starts anew."""
     for host in plays.fleet.hosts:
-        host.sh(f"systemctl stop kvtrial-host 2>/dev/null; rm -rf {CAMPAIGNS}; systemctl reset-failed", check=False)
+        host.sh(
+            f"systemctl stop kvtrial-host 2>/dev/null || true; rm -rf {CAMPAIGNS} /run/kvtrial; systemctl reset-failed"
+        )
