@@ -64,7 +64,7 @@ options:
     type: list
     elements: str
   archive:
-    description: The archive of one host's runs for O(action=collect); without it only how its program ended is taken in.
+    description: The archive of one host's runs for O(action=collect); without it only how its program ended counts.
     type: path
   state:
     description: How the host program stood, as M(kvtrial.vllm.host_program_info) returned it; with O(action=collect).
