@@ -140,7 +140,7 @@ def _kv_cache(record: RunRecord, words: Words) -> str:
     )
 
 
-def cpu_text(record: RunRecord, words: Words) -> str:
+def _cpu(record: RunRecord, words: Words) -> str:
     """Which CPU, and how many."""
     return words("host.cpu", model=record.conditions.cpu_model, cpus=words.whole(record.conditions.cpus))
 
@@ -155,7 +155,7 @@ CONDITIONS: dict[str, Callable[[RunRecord, Words], str]] = {
     "kv_per_token": lambda record, words: words.bytes(record.model.kv_bytes_per_token),
     "kv_cache": _kv_cache,
     "tier": _tiers,
-    "cpu": cpu_text,
+    "cpu": _cpu,
     "ram": lambda record, words: words.bytes(record.conditions.ram_total_bytes),
     "gpus": lambda record, words: gpus_text(record.conditions.gpus, words) or words("host.no_gpu"),
     "driver": lambda record, _: record.conditions.driver_version or "",

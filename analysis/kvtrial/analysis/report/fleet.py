@@ -11,7 +11,7 @@ from kvtrial.analysis.effect import differences, hodges_lehmann, log_ratios
 from kvtrial.analysis.fleet import OddHost, odd_hosts
 from kvtrial.analysis.history.model import ALL_HOSTS, ChangePoint, History, Series
 from kvtrial.analysis.report import figures
-from kvtrial.analysis.report.conditions import cpu_text, gpus_text
+from kvtrial.analysis.report.conditions import CONDITIONS, gpus_text
 from kvtrial.analysis.report.figures_history import history_plot, level_text
 from kvtrial.analysis.report.selection import HOSTS_SHOWN_MAX, Chosen, Plot, Row, Table, clipped, drawn
 from kvtrial.analysis.report.words import Words
@@ -26,16 +26,9 @@ DRIFTS: dict[str, Callable[[RunRecord, Words], str]] = {
     "vllm": lambda record, _: record.resolved.vllm_version if record.resolved else record.vllm_version_pinned,
     "packages": lambda record, _: record.resolved.packages_sha256[:16] if record.resolved else "",
     "model": lambda record, _: f"{record.model.name} {record.model.revision}".strip(),
-    "cpu": cpu_text,
-    "ram": lambda record, words: words.bytes(record.conditions.ram_total_bytes),
+    **{name: CONDITIONS[name] for name in ("cpu", "ram")},
     "gpus": lambda record, words: gpus_text(record.conditions.gpus, words),
-    "driver": lambda record, _: record.conditions.driver_version or "",
-    "os": lambda record, _: record.conditions.os,
-    "kernel": lambda record, _: record.conditions.kernel,
-    "python": lambda record, _: record.conditions.python,
-    "governor": lambda record, _: record.conditions.governor or "",
-    "huge_pages": lambda record, _: record.conditions.transparent_hugepages or "",
-    "clock": lambda record, _: record.conditions.clock_source or "",
+    **{name: CONDITIONS[name] for name in ("driver", "os", "kernel", "python", "governor", "huge_pages", "clock")},
 }
 
 
