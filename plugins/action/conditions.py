@@ -24,6 +24,8 @@ class ActionModule(ActionBase):
 
     def run(self, tmp=None, task_vars=None):
         result = super().run(tmp, task_vars)
+        known = {name: self._templar.template(task_vars[name]) for name in self._task.args.get("once") or []}
+        self._templar.available_variables = {**task_vars, **known}
         for check in self._task.args.get("checks") or []:
             if "when" in check and not self._hold(check["when"]):
                 continue

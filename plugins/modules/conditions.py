@@ -28,6 +28,13 @@ options:
       when:
         description: An expression, or a list of them; where it is false, this condition is not checked.
         type: raw
+  once:
+    description:
+      - Names of variables that are worked out once, before the first check, and not anew in each place that names them.
+      - Also for what other variables say by them.
+    type: list
+    elements: str
+    default: []
   fails:
     description: Whether the host fails. Otherwise the sentence is returned, and the host goes on.
     type: bool
