@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
 
@@ -24,7 +25,10 @@ class ActionModule(ActionBase):
 
     def run(self, tmp=None, task_vars=None):
         result = super().run(tmp, task_vars)
-        known = {name: self._templar.template(task_vars[name]) for name in self._task.args.get("once") or []}
+        once = self._task.args.get("once") or []
+        if missing := [name for name in once if name not in task_vars]:
+            raise AnsibleActionFail(f"once names {', '.join(missing)}, and there is no such variable.")
+        known = {name: self._templar.template(task_vars[name]) for name in once}
         self._templar.available_variables = {**task_vars, **known}
         for check in self._task.args.get("checks") or []:
             if "when" in check and not self._hold(check["when"]):
