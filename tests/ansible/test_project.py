@@ -142,6 +142,7 @@ def test_an_inventory_without_pins_is_refused_in_a_sentence(tmp_path, tools):
             "is no list of properties; hosts are compared in driver, kernel, engine_lock",
         ),
         ({"kvtrial_port": "abc"}, "kvtrial_port=abc is not a whole number from 0; write digits only."),
+        ({"kvtrial_port": 70000}, "kvtrial_port=70000 is no port; give one from 1 to 65535."),
         ({"kvtrial_disk_reserve_bytes": "x"}, "kvtrial_disk_reserve_bytes=x is not a whole number"),
         ({"kvtrial_sweep_first_seconds": "x"}, "kvtrial_sweep_first_seconds=x is not a whole number"),
         ({"kvtrial_engine_args": "x"}, "kvtrial_engine_args=x is not a mapping"),
