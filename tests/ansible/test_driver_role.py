@@ -132,6 +132,12 @@ CASES: dict[str, tuple[str, dict, dict, str]] = {
     "no-headers": ("refusals", {"headers": False}, {}, "install linux-headers-6.1.0-18-amd64"),
     "no-pin": ("settings", {}, {**NAMED, "nvidia_driver_version": ""}, "nvidia_driver_version=(empty)"),
     "no-packages": ("settings", {}, {**NAMED, "nvidia_driver_packages": []}, "do not name a driver; set the exact"),
+    "no-list": (
+        "settings",
+        {},
+        {**NAMED, "nvidia_driver_packages": "cuda-drivers"},
+        "nvidia_driver_packages=cuda-drivers is no list of packages; write it as",
+    ),
     "no-repository": ("settings", {}, {**NAMED, "nvidia_driver_repository_uri": ""}, "_key_sha256 must be set"),
     "wrong-key": ("settings", {}, NAMED, f"nvidia_driver_repository_key_sha256 says {KEY}"),
     "no-key": ("settings", {}, {**NAMED, "nvidia_driver_repository_key": "/none"}, "is no file on the controller"),
@@ -409,6 +415,12 @@ IDLE = {"kvtrial-nvidia-nodes.service": {"active": "inactive", "enabled": False}
 DECIDED: dict[str, tuple[dict, dict, str]] = {
     "as-pinned": ({}, {}, f"changes=False disturbs=False removes= loaded={PIN}"),
     "older": (OLDER, {}, "changes=True disturbs=True removes= loaded=570.1.1"),
+    # As the command line has it, a string.
+    "fabric-told-not": (
+        {},
+        {"nvidia_driver_fabric_manager": "false", "nvidia_driver_fabric_packages": ["nvidia-fabricmanager"]},
+        "changes=False disturbs=False",
+    ),
     "not-finished": ({"unfinished": ["libcuda1"]}, {}, "changes=True disturbs=True"),
     # Companions of a distribution, as Debian 13 has them: a reboot at every run, before.
     "companions": (

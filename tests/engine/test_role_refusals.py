@@ -117,6 +117,9 @@ def test_a_version_without_a_lock_is_refused(tmp_path: Path) -> None:
     result = play(tmp_path, "vllm", "vllm_preflight", vllm_version="0.1.0")
     assert result.returncode == 2
     assert "vllm_backend=cpu with vllm_version=0.1.0 has no lock" in result.stdout
+    # As YAML has it without quotes, a number.
+    result = play(tmp_path, "vllm", "vllm_preflight", vllm_version=0.32)
+    assert "vllm_backend=cpu with vllm_version=0.32 has no lock" in result.stdout, result.stdout
     settings = {"vllm_backend": "cuda", "vllm_version": "0.31.0"}
     said = " ".join(play(tmp_path, "vllm", "vllm_preflight", **settings).stdout.split())
     assert "this project locks 0.26.0, 0.30.0, 0.32.0, 0.33.0 for cuda; use one of those" in said, said
@@ -159,10 +162,12 @@ def test_a_python_that_is_not_for_the_host_program_is_refused(
     assert sentence in " ".join(result.stdout.split())
 
 
-@pytest.mark.parametrize("role", ["vllm", "workload"])
-def test_verifying_alone_what_nobody_has_installed_is_refused(standin_python: Any, tmp_path: Path, role: str) -> None:
+@pytest.mark.parametrize(("role", "phase"), [("vllm", "verify"), ("vllm", "configure"), ("workload", "verify")])
+def test_verifying_alone_what_nobody_has_installed_is_refused(
+    standin_python: Any, tmp_path: Path, role: str, phase: str
+) -> None:
     settings = {f"{role}_python": standin_python(), "workload_wheel_cache": str(tmp_path / "wheels")}
-    result = play(tmp_path, role, f"{role}_verify", **settings)
+    result = play(tmp_path, role, f"{role}_{phase}", **settings)
     assert result.returncode == 2, result.stdout
     said = " ".join(result.stdout.split())
     assert f"is not there, or not finished; run without --tags, or with --tags {role}, which installs it." in said, said
