@@ -75,7 +75,8 @@ bench-fleet: test-setup
 bench-fleet-statistics: test-setup
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/bench/fleet_statistics.py
 
-# Summaries, verdict and end of a campaign of 1,000 hosts × 16 runs × 2,000 requests, generated: time and memory; half an hour of one core.
+# Summaries, verdict, end and merge of a campaign of 1,000 hosts × 16 runs × 2,000 requests, and a look at 14 nights, generated: time and memory;
+# half an hour of one core.
 bench-analysis: test-setup
 	@$(BIN)/python tests/bench/analysis.py $(if $(filter command line,$(origin HOSTS)),$(HOSTS)) $(if $(STEP),--step $(STEP))
 

@@ -1,10 +1,10 @@
 """Analysis at the size of a large fleet: 1,000 hosts × 16 runs × 2,000 requests, generated.
 
     make bench-analysis             all of it; writes results/analysis.json
-    make bench-analysis STEP=end    one step, summaries or end; its rows take the place of those that are there
+    make bench-analysis STEP=end    one step of the four below; its rows take the place of those that are there
     make bench-analysis HOSTS=20    fewer hosts, not written
 
-Two steps; what is measured is in processes of its own whose peak memory the kernel counts. `summaries`:
+What is measured is in processes of its own whose peak memory the kernel counts. `summaries`:
 - records → summaries (`kvtrial summarise`), host by host: a record as a host makes it, with its 2,000 requests listed.
   Each host's records are made by this program right before, and removed after (together they would take over 10 GB of
   disk), so the making is in nobody's figure;
@@ -14,6 +14,10 @@ Two steps; what is measured is in processes of its own whose peak memory the ker
 - summaries → verdict as before, beside the records that they were made of;
 - the same where every record looks other than it did, as after a copy, so that each is held against its digest;
 - the campaign into another history (`kvtrial history --add`).
+`merge`, plans alone, no record being there: ten campaigns of a tenth of the hosts each, put together into one (what
+`kvtrial merge` does before the verdict over it).
+`nights`: `kvtrial history` over a store of 14 nights, as it is asked each night. Its rows are made as the tests of the
+history make theirs, with six pairs a host and night; on the last night one host is 40 % slower.
 
 What is generated is offload_return with more prompts than it ships with, every gate satisfied, the hosts' effects
 spread by 5 %, one of them off by 40 %.
@@ -25,6 +29,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -37,13 +42,17 @@ from typing import Any
 
 import msgspec
 import numpy
+import pyarrow.parquet
 import zstandard
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "analysis"), str(ROOT / "tests"), str(ROOT / "tests" / "unit" / "analysis")]
+sys.path[:0] = [str(ROOT / "analysis"), str(ROOT / "tests"), str(ROOT / "tests" / "unit" / "analysis"),
+                str(ROOT / "tests" / "unit" / "history")]  # fmt: skip
 
 import build  # noqa: E402
+import history_build  # noqa: E402
 from kvtrial.analysis.campaign import Campaign, HostState  # noqa: E402
+from kvtrial.analysis.verdict import conclude  # noqa: E402
 from kvtrial.record.plan import HostPlan, Limits, PhasePlan, Plan, PromptPlan, RunPlan  # noqa: E402
 from kvtrial.record.record import PhaseRecord, RunRecord  # noqa: E402
 from kvtrial.record.store import PACKED_RECORD, SUMMARY_ONLY  # noqa: E402
@@ -56,6 +65,8 @@ TIER_BYTES = 2**35
 MADE = "20261114T010000Z"
 NAME = f"offload_return-{MADE}"
 ODD_HOST = 500
+PARTS = 10
+NIGHTS = 14
 HOST = "host-0000"
 
 
@@ -284,7 +295,55 @@ def measure_end(fleet: Fleet) -> Rows:
     return rows
 
 
-STEPS = {"summaries": measure_summaries, "end": measure_end}
+def measure_merge(fleet: Fleet) -> Rows:
+    """Parts of the campaign, as so many controllers leave them, into one."""
+    whole = json.loads((fleet.directory / "campaign.json").read_bytes())
+    hosts = whole["plan"]["hosts"]
+    parts = [fleet.directory.with_name(f"{NAME}-{number}") for number in range(PARTS)]
+    written = 0
+    for number, part in enumerate(parts):
+        own = hosts[number::PARTS]
+        (part / "plans").mkdir(parents=True)
+        for host in own:
+            (part / "plans" / f"{host['host']}.json").write_bytes(msgspec.json.encode(host, order="sorted"))
+        plan = {**whole["plan"], "hosts": own}
+        text = msgspec.json.format(msgspec.json.encode({**whole, "campaign": part.name, "plan": plan}), indent=1)
+        written += (part / "campaign.json").write_bytes(text)
+    del whole, hosts
+    subject = f"merge of {PARTS} parts"
+    into = fleet.directory.with_name("all")
+    paths = ", ".join(f"pathlib.Path({str(path)!r})" for path in parts)
+    rows = timed(subject, f"[{paths}], pathlib.Path({str(into)!r})", "slices", "merge")
+    merged = len(json.loads((into / "campaign.json").read_bytes())["plan"]["hosts"])
+    return [
+        row(subject, "campaign.json of the parts", written / 2**20, "MiB"),
+        *rows,
+        row(subject, "hosts in the plan that was made", merged, "hosts"),
+    ]
+
+
+def measure_nights(fleet: Fleet) -> Rows:
+    """A look at a store of many nights."""
+    store, textfile = fleet.directory.with_name("history"), fleet.directory.with_name("history.prom")
+    odd = fleet.hosts[min(ODD_HOST, len(fleet.hosts) - 1)]
+    [template] = conclude(build.protocol(), {HOST: build.honest_records(host=HOST)}, NAME).hosts
+    history_build.HOSTS = tuple(fleet.hosts)  # type: ignore[assignment]
+    history_build._TEMPLATE.update({host: replace(template, host=host) for host in fleet.hosts})
+    slower = history_build.plant(odd, history_build.night(NIGHTS - 1), control=1.4, driver="580.159")
+    history_build.store_of(store, slower, nights=NIGHTS)
+    files = list(store.rglob("*.parquet"))
+    subject = f"look at {NIGHTS} nights"
+    rows = timed(subject, repr(["history", str(store), "--textfile", str(textfile)]))
+    alarms = re.findall(r"^kvtrial_history_alarms\{.*\} [1-9]", textfile.read_text(), re.MULTILINE)
+    return [
+        row(subject, "rows in the store", sum(pyarrow.parquet.read_metadata(file).num_rows for file in files), "rows"),
+        row(subject, "store", sum(file.stat().st_size for file in files) / 2**20, "MiB"),
+        *rows,
+        row(subject, "hosts with an alarm (one is slower)", len(alarms), "hosts"),
+    ]
+
+
+STEPS = {"summaries": measure_summaries, "end": measure_end, "merge": measure_merge, "nights": measure_nights}
 
 
 def main() -> int:
@@ -306,15 +365,13 @@ def main() -> int:
 
 
 def write(rows: Rows) -> None:
-    """Write the table; rows of a step that was not run stay."""
+    """Write the table; rows of a step that was not run stay, with the date and the machine of their own."""
     measured = {each["subject"] for each in rows}
     before = json.loads(RESULT.read_text())["rows"] if RESULT.is_file() else []
-    table = {
-        "benchmark": "analysis",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f} at the end",
-        "rows": [each for each in before if each["subject"] not in measured] + rows,
-    }
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f} at the end"
+    stay = [each for each in before if each["subject"] not in measured]
+    table = {"benchmark": "analysis", "rows": [*stay, *({**each, "date": date, "machine": machine} for each in rows)]}
     RESULT.write_text(json.dumps(table, indent=2) + "\n")
 
 

@@ -9,20 +9,20 @@ import msgspec
 from kvtrial.analysis.campaign import (
     Campaign,
     lost_hosts_of,
-    read_campaign,
     read_host_records,
     refuse_runs_without_record,
 )
 from kvtrial.analysis.drift import ALIKE, settings_of
 from kvtrial.analysis.stages import read_stopped
-from kvtrial.analysis.summaries import Outline
+from kvtrial.analysis.summaries import Outline, with_texts, without_collector
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.plan import Plan, plan_sha256
+from kvtrial.record.plan import Plan, canonical_json, plan_sha256
 from kvtrial.record.store import write_atomically
 
 KEPT = ("runs", "hosts", "plans", "workloads")
 
 
+@without_collector()
 def merge(parts: Sequence[Path], target: Path, may_differ: Sequence[str] = ()) -> Path:
     """Put the campaigns of `parts` together in the new folder `target`; they stay as they are. Returns `target`.
 
@@ -40,11 +40,7 @@ def merge(parts: Sequence[Path], target: Path, may_differ: Sequence[str] = ()) -
             raise UnusableInput(f"{target} lies in {part}, which stays as it is; name a folder outside the parts.")
     if target.exists():
         raise UnusableInput(f"{target} is there already; name a folder that is not there.")
-    campaigns = [read_campaign(part) for part in parts]
-    _refuse_unlike(parts, campaigns)
-    _refuse_stopped(parts)
-    _refuse_other_pins(parts, [_settings(part) for part in parts], may_differ)
-    merged = together(campaigns, target.name)
+    planned, text = _merged(parts, target.name, may_differ)
     incoming = target.with_name(f".{target.name}.incoming")
     shutil.rmtree(incoming, ignore_errors=True)
     try:
@@ -54,11 +50,11 @@ def merge(parts: Sequence[Path], target: Path, may_differ: Sequence[str] = ()) -
             for name in KEPT:
                 if (part / name).is_dir():
                     shutil.copytree(part / name, incoming / name, dirs_exist_ok=True)
-        planned = {host.host for host in merged.plan.hosts}
-        lost = sorted({host for part in parts for host in lost_hosts_of(part)} - planned)
+        lost = sorted({host for part in parts for host in lost_hosts_of(part)} - {*planned})
         write_atomically(incoming / "lost.json", msgspec.json.encode(lost))
-        write_atomically(incoming / "campaign.json", _as_text(merged, parts))
-        _settings(incoming)
+        write_atomically(incoming / "campaign.json", msgspec.json.format(text, indent=1))
+        del text
+        _settings(Outline(incoming))
         try:
             incoming.rename(target)
         except OSError as error:
@@ -70,17 +66,33 @@ def merge(parts: Sequence[Path], target: Path, may_differ: Sequence[str] = ()) -
     return target
 
 
-def _as_text(merged: Campaign, parts: Sequence[Path]) -> bytes:
-    """campaign.json of `merged`, each host's plan as its part has it: records name the digest of that very text."""
-    raw = msgspec.json.decode(msgspec.json.encode(merged))
-    told = [msgspec.json.decode((part / "campaign.json").read_bytes())["plan"]["hosts"] for part in parts]
-    raw["plan"]["hosts"] = sorted((host for hosts in told for host in hosts), key=lambda host: str(host["host"]))
-    return msgspec.json.format(msgspec.json.encode(raw), indent=1)
+def _merged(parts: Sequence[Path], name: str, may_differ: Sequence[str]) -> tuple[list[str], bytes]:
+    """The hosts of all parts, and campaign.json of the campaign `name` that has them. Raises UnusableInput as merge."""
+    outlines = [Outline(part) for part in parts]
+    campaigns = [_without_runs(outline) for outline in outlines]
+    _refuse_unlike(parts, campaigns)
+    _refuse_stopped(parts)
+    _refuse_other_pins(parts, [_settings(outline) for outline in outlines], may_differ)
+    merged = together(campaigns, name)
+    hosts = [host.host for host in merged.plan.hosts]
+    outline_of = {host: outline for outline in outlines for host in outline.hosts}
+    canonical = (msgspec.Raw(canonical_json(outline_of[host].plan_of(host))) for host in hosts)
+    merged = msgspec.structs.replace(merged, plan_sha256=plan_sha256(with_texts(merged, canonical).plan))
+    # Each host's plan as its part has it: records name the digest of that very text.
+    told = (outline_of[host].text_of(host) for host in hosts)
+    return hosts, msgspec.json.encode(with_texts(merged, told))
 
 
-def _settings(directory: Path) -> dict[str, dict[str, str]]:
+def _without_runs(outline: Outline) -> Campaign:
+    """The campaign with what its hosts are; what their runs send would take gigabytes. Raises as read_campaign."""
+    hosts = [msgspec.structs.replace(outline.plan_of(host), runs=[]) for host in outline.hosts]
+    campaign = outline.campaign
+    return msgspec.structs.replace(campaign, plan=msgspec.structs.replace(campaign.plan, hosts=hosts))
+
+
+def _settings(outline: Outline) -> dict[str, dict[str, str]]:
     """Host → what it ran on, of those with records, one host's records at a time. Raises UnusableInput as analyze."""
-    outline = Outline(directory)
+    directory = outline.directory
     refuse_runs_without_record(directory)
     outline.refuse_strangers()
     found = {}

@@ -9,7 +9,7 @@ thousand hosts needs no record then.
 import gc
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from kvtrial.analysis.hostverdict import HostOutcome
 from kvtrial.analysis.stages import read_stopped, stopped_verdict
 from kvtrial.analysis.verdict import judge_planned, over_fleet
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.plan import HostPlan, Plan
+from kvtrial.record.plan import Estimate, HostPlan, Plan
 from kvtrial.record.protocol import Protocol
 from kvtrial.record.record import PhaseRecord, RunRecord
 from kvtrial.record.store import stated_digest, write_atomically
@@ -97,6 +97,7 @@ class _Plan(Struct, frozen=True):
     protocol: Protocol
     seed: int
     hosts: list[msgspec.Raw]
+    estimates: dict[str, Estimate] = {}
 
 
 class _Run(Struct, frozen=True):
@@ -135,11 +136,14 @@ class Outline:
         path = directory / "campaign.json"
         self.directory = directory
         try:
-            raw = path.read_bytes()
+            # What is kept of it takes a third without the line ends that people read it by.
+            raw = msgspec.json.format(path.read_bytes(), indent=-1)
             refuse_newer(str(msgspec.json.decode(raw, type=_Version).schema_version), str(path))
             refuse_edited_protocol(raw, path)
             self._read = msgspec.json.decode(raw, type=_Outline)
-            self._parts = {msgspec.json.decode(part, type=_Part).host: part for part in self._read.plan.hosts}
+            self._parts: dict[str, msgspec.Raw] = {
+                msgspec.json.decode(part, type=_Part).host: part for part in self._read.plan.hosts
+            }
         except (OSError, msgspec.DecodeError):
             read_campaign(directory)
             raise
@@ -167,17 +171,39 @@ class Outline:
         """The planned runs of a host, spares included."""
         return msgspec.json.decode(self._parts[host], type=_Part).runs
 
+    def text_of(self, host: str) -> msgspec.Raw:
+        """A host's part of the plan, in the digits and the order that stand there."""
+        return self._parts[host]
+
+    def plan_of(self, host: str) -> HostPlan:
+        """A host's part of the plan. Raises UnusableInput as read_campaign does."""
+        try:
+            return msgspec.json.decode(self._parts[host], type=HostPlan)
+        except msgspec.DecodeError:
+            read_campaign(self.directory)
+            raise
+
     def of(self, host: str) -> tuple[Campaign, str]:
         """The campaign with this host alone, and the sha256 of the host's part of the plan."""
-        part = self._parts[host]
         # From the text, not from the types, as everywhere: see campaign.host_plan_digests.
-        digest = hashlib.sha256(msgspec.json.encode(msgspec.json.decode(part), order="sorted")).hexdigest()
-        return self._with([msgspec.json.decode(part, type=HostPlan)]), digest
+        text = msgspec.json.encode(msgspec.json.decode(self._parts[host]), order="sorted")
+        return self._with([self.plan_of(host)]), hashlib.sha256(text).hexdigest()
 
     def _with(self, hosts: list[HostPlan]) -> Campaign:
         fields = {name: getattr(self._read, name) for name in Campaign.__struct_fields__}
         plan = self._read.plan
-        return Campaign(**{**fields, "plan": Plan(plan.schema_version, plan.protocol, plan.seed, hosts, {})})
+        return Campaign(
+            **{**fields, "plan": Plan(plan.schema_version, plan.protocol, plan.seed, hosts, plan.estimates)}
+        )
+
+
+def with_texts(campaign: Campaign, hosts: Iterable[msgspec.Raw]) -> Any:
+    """The campaign, to be written, with these texts as its hosts' parts of the plan."""
+    fields = {name: getattr(campaign, name) for name in Campaign.__struct_fields__}
+    plan = campaign.plan
+    return _Outline(
+        **{**fields, "plan": _Plan(plan.schema_version, plan.protocol, plan.seed, list(hosts), plan.estimates)}
+    )
 
 
 class _Version(Struct, frozen=True):

@@ -151,6 +151,18 @@ def test_a_part_whose_plan_was_written_otherwise_is_merged_with_its_records(tmp_
     assert main(["analyze", str(tmp_path / "both")]) == 0
 
 
+def test_a_plan_of_a_host_that_can_not_be_read_is_said_in_a_sentence(tmp_path, capsys):
+    one, two = run_by(tmp_path, "a", ["h1"]), run_by(tmp_path, "b", ["h2"])
+    told = json.loads((two / "campaign.json").read_text())
+    told["plan"]["hosts"][0]["seed"] = "one"
+    (two / "campaign.json").write_text(json.dumps(told))
+    for command in (["analyze", str(two)], ["merge", str(one), str(two), "--into", str(tmp_path / "both")]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert f"{two / 'campaign.json'} can't be read" in said and said.count("\n") == 1
+    assert not (tmp_path / "both").exists()
+
+
 def test_a_merge_that_can_not_be_judged_leaves_nothing(tmp_path, monkeypatch, capsys):
     one, two = run_by(tmp_path, "a", ["h1"]), run_by(tmp_path, "b", ["h2"])
 
