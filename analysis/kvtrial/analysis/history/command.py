@@ -179,12 +179,17 @@ def to_textfile(history: History) -> str:
 
 
 def check_url(url: str) -> None:
-    """Raise UnusableInput unless it is an http or https URL. It may hold a secret, and is not repeated."""
+    """Raise UnusableInput unless it is an http or https URL whose host a resolver can be asked for.
+
+    It may hold a secret, and is not repeated.
+    """
     try:
         parsed = httpx.URL(url)
-    except (httpx.InvalidURL, TypeError):
-        parsed = httpx.URL("")
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+        # As the resolver takes it: labels of 1 to 63 characters.
+        can_be_asked = bool(parsed.host) and bool(parsed.raw_host.decode("ascii").encode("idna"))
+    except (httpx.InvalidURL, TypeError, UnicodeError):
+        parsed, can_be_asked = httpx.URL(""), False
+    if parsed.scheme not in ("http", "https") or not can_be_asked:
         raise UnusableInput(
             "what --webhook gives is no URL that can be posted to; give one that begins with https:// or http://."
         )
@@ -194,7 +199,8 @@ def post(url: str, alarms: Sequence[ChangePoint], first_pause_seconds: float = W
     """Post alarms as JSON, trying again for half a minute; why it failed in one sentence, empty where it did not.
 
     `{"text": one line an alarm, "alarms": [ChangePoint…]}`: chat services show `text`. Between attempts pass 1, 2, 4, 8
-    and 16 s, or what the server's Retry-After asks for, up to a minute.
+    and 16 s, or what the server's Retry-After asks for, up to a minute. Whatever fails is told, and nothing is raised:
+    the alarm has been printed by then, and its status is still to come.
     """
     body = msgspec.json.encode({"text": "\n".join(change.sentence for change in alarms), "alarms": alarms})
     why, asked = "", 0.0
@@ -209,6 +215,10 @@ def post(url: str, alarms: Sequence[ChangePoint], first_pause_seconds: float = W
         except httpx.HTTPError as error:
             why, asked = f"{type(error).__name__}: {error}", 0.0
             continue
+        except Exception as error:
+            # Its text may hold the address. As a rule the environment is at fault, which another attempt finds as it is.
+            why = f"{type(error).__name__}; look at NO_PROXY, HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
+            break
         if answer.is_success:
             return ""
         why, asked = f"status {answer.status_code}", _retry_after_seconds(answer)
