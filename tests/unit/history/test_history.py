@@ -361,6 +361,34 @@ def test_what_changed_within_a_trial_is_named(tmp_path, capsys):
     assert all("within these nights changed driver 580.126 → 999 on 4 Nov" in p.note for p in pooled)
 
 
+def sent(since, told, hosts=HOSTS):
+    return [plant(host, night(since), workload=told) for host in hosts]
+
+
+def test_another_request_begins_a_new_trial(tmp_path):
+    planted = [*sent(0, "aaa concurrency=1"), *sent(3, "bbb concurrency=2")]
+    store_of(tmp_path, *planted, nights=6, rule=Nights(looks=7))
+    pooled = read(tmp_path).pooled
+    assert len(pooled) == 5 and {tuple(p.nights) for p in pooled} == {(night(3), night(4), night(5))}
+
+
+def test_a_host_that_alone_was_sent_another_request_pools_its_own_nights_since(tmp_path):
+    planted = [*sent(0, "aaa concurrency=1"), *sent(3, "bbb concurrency=2", ("g07",))]
+    store_of(tmp_path, *planted, nights=6, rule=Nights(looks=7, spending="obrien_fleming"), noise=0.5)
+    pooled = {p.host: p for p in read(tmp_path).pooled}
+    assert {len(p.nights) for p in pooled.values()} == {6}
+    assert pooled["g01"].pairs == 6 * pooled["g01"].look and pooled["g07"].look == 6, pooled["g07"]
+    assert (
+        pooled["g07"].pairs == 6 * 3 and "changed workload concurrency=1 → concurrency=2 on 4 Nov" in pooled["g07"].note
+    )
+    assert read(tmp_path, host="g07").pooled == [pooled["g07"]]
+
+
+def test_nights_of_an_earlier_release_which_told_no_request_are_of_the_same_trial(tmp_path):
+    store_of(tmp_path, *sent(3, "aaa concurrency=1"), nights=6, rule=Nights(looks=7))
+    assert {len(p.nights) for p in read(tmp_path).pooled} == {6}
+
+
 # ------------------------------------------------------------------------------------------------------ the command
 
 

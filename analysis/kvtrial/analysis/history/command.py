@@ -216,7 +216,7 @@ def post(url: str, alarms: Sequence[ChangePoint], first_pause_seconds: float = W
             why, asked = f"{type(error).__name__}: {error}", 0.0
             continue
         except Exception as error:
-            # Its text may hold the address. As a rule the environment is at fault, which another attempt finds as it is.
+            # Its text may hold the address. As a rule the environment is at fault, which no further attempt mends.
             why = f"{type(error).__name__}; look at NO_PROXY, HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
             break
         if answer.is_success:

@@ -23,10 +23,10 @@ import pyarrow.parquet
 from msgspec import Struct
 
 from kvtrial.analysis import campaign as campaigns
-from kvtrial.analysis.drift import settings_of
+from kvtrial.analysis.drift import WORKLOAD, settings_of
 from kvtrial.analysis.history.model import Row
 from kvtrial.analysis.metrics import find_metric
-from kvtrial.analysis.summaries import Judged, judged_before
+from kvtrial.analysis.summaries import Judged, Outline, judged_before
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.protocol import Nights, Protocol
 from kvtrial.record.store import write_atomically
@@ -69,7 +69,7 @@ def add(store: Path, directory: Path, night: str | None = None, judged: Judged |
     if night is not None:
         check_night(night)
     judged = judged or judged_before(directory)
-    campaign, protocol = judged.campaign, judged.campaign.plan.protocol
+    campaign, protocol, outline = judged.campaign, judged.campaign.plan.protocol, Outline(directory)
     hosts_of: dict[str, list[HostVerdict]] = {}
     for host in judged.verdict.hosts:
         hosts_of.setdefault(campaign.campaign_of.get(host.host, campaign.campaign), []).append(host)
@@ -85,7 +85,10 @@ def add(store: Path, directory: Path, night: str | None = None, judged: Judged |
         for host in of_part:
             if not (records := judged.records.get(host.host)):
                 continue
-            settings = msgspec.json.encode(settings_of(records, protocol.control)).decode()
+            of_host = settings_of(records, protocol.control)
+            if workload := outline.workload_of(host.host):
+                of_host = {WORKLOAD: workload, **of_host}
+            settings = msgspec.json.encode(of_host).decode()
             evidence = judged.verdict.evidence or "none"
             found = list(rows_of(protocol, host, part, of_night, made, settings, evidence))
             unusable += sum(map(_pairs_without_ratio, host.comparisons))
