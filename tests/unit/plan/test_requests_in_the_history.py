@@ -1,5 +1,6 @@
 """What a night sent is a part of what the history knows of it: a change of the request is named, and no riddle."""
 
+import shutil
 import statistics
 from datetime import datetime
 from pathlib import Path
@@ -130,3 +131,23 @@ def test_salts_and_seeds_are_no_part_of_what_is_sent():
     assert one == told_of([*runs("a"), *runs("a", 8, "offload")])
     assert one != told_of([*runs("a"), *runs("a", 9, "offload")]), "an arm with sizes of its own"
     assert told_of([{"arm": "control", "phases": []}]) == ""
+
+
+def hosts_in(store: Path) -> list[str]:
+    return sorted({host for path in store.glob("*/*/*.parquet") for host in pandas.read_parquet(path)["host"]})
+
+
+def test_two_controllers_that_plan_in_one_second_lose_no_host_of_each_other_in_a_history(tmp_path, clock):
+    one, other = ran(tmp_path / "a", ("h1", "h2")), ran(tmp_path / "b", ("h3",))
+    assert one.name == other.name
+    for part in (one, other, one, one):
+        add(tmp_path / "s", part)
+    assert hosts_in(tmp_path / "s") == ["h1", "h2", "h3"]
+    [made] = read(tmp_path / "s").nights
+    shutil.rmtree(one / "runs" / "h2")
+    assert add(tmp_path / "s", one, night(1)).replaced == 1
+    assert hosts_in(tmp_path / "s") == ["h1", "h3"], "what the plan has and has no records any more leaves"
+    assert read(tmp_path / "s").nights == [night(1), made]
+    shutil.rmtree(one / "runs" / "h1")
+    add(tmp_path / "s", one)
+    assert hosts_in(tmp_path / "s") == ["h3"]
