@@ -518,12 +518,12 @@ def _as_far_as_both_go(before: Plan, now: Plan) -> tuple[Plan, Plan]:
     """
     both = {host.host for host in before.hosts} & {host.host for host in now.hosts}
     one, other = (msgspec.structs.replace(part_of(plan, sorted(both)), estimates={}) for plan in (before, now))
-    if len(both) < len(before.hosts) and _declared(one.protocol) == _declared(other.protocol):
+    if len(both) < len(before.hosts) and declared(one.protocol) == declared(other.protocol):
         other = msgspec.structs.replace(other, protocol=one.protocol)
     return one, other
 
 
-def _declared(protocol: Protocol) -> list[Any]:
+def declared(protocol: Protocol) -> list[Any]:
     """Of a protocol what stands there whatever the host's sizes, release and ladder."""
     comparisons = [(c.arm, c.against, c.metric, c.effect_scale, c.margin) for c in protocol.comparisons]
     return [protocol.title, protocol.question, sorted(protocol.arms), protocol.control, protocol.gates, protocol.nights,

@@ -67,6 +67,56 @@ def test_two_controllers_on_halves_give_the_verdict_of_one(tmp_path, capsys):
     assert main(["analyze", str(merged)]) == 0
 
 
+def planned_on(tmp_path, results, protocol, hosts) -> Path:
+    """A campaign over hosts (name → what is given of it) that nothing was run of yet."""
+    asked = {name: request(**dict(given))["hosts"]["h1"] for name, given in hosts.items()}
+    raw = {**request(protocol=protocol, hosts=asked), "results_dir": str(tmp_path / results)}
+    return Path(campaign.prepare(raw)["directory"])
+
+
+SIZED = ({"sizes": {"tier_bytes": 2**28}}, {"sizes": {"tier_bytes": 2**29}})
+CACHED = ({}, {"engine_args": {"num-gpu-blocks-override": 98}})
+
+
+@pytest.mark.parametrize(("protocol_name", "given"), [("offload_return", SIZED), ("tier_size", CACHED)])
+@pytest.mark.parametrize("first", [0, 1])
+def test_parts_whose_hosts_have_sizes_of_their_own_are_of_one_campaign(tmp_path, protocol_name, given, first):
+    hosts = {"h1": given[first], "h2": given[1 - first], "h3": given[first]}
+    whole = planned_on(tmp_path, "one", protocol_name, hosts)
+    parts = [
+        planned_on(tmp_path, name, protocol_name, {host: hosts[host] for host in of_part})
+        for name, of_part in (("b", ["h2"]), ("a", ["h1", "h3"]))
+    ]
+    merged = campaign.read_campaign(slices.merge(parts, tmp_path / "both"))
+    assert merged.plan_sha256 == campaign.read_campaign(whole).plan_sha256
+    assert merged.protocol_sha256 == campaign.read_campaign(whole).protocol_sha256
+
+
+def test_of_ladders_the_part_tells_the_protocol_whose_host_does_not_only_queue(tmp_path):
+    args = {"num-gpu-blocks-override": 97, "max-num-seqs": 16, "max-model-len": 1024}
+    queues = {"prompt_tokens": 448, "output_tokens": 64}
+    hosts = {
+        name: request(engine_args=args, model={"kv_bytes_per_token": 512}, **sizes)["hosts"]["h1"]
+        for name, sizes in (("h1", {"sizes": queues}), ("h2", {}))
+    }
+
+    def planned(results, of_part):
+        raw = request(protocol="preemption_ladder", hosts={host: hosts[host] for host in of_part})
+        asked = {**raw, "ladder": [1, 3, 4, 5, 6, 7], "results_dir": str(tmp_path / results)}
+        return Path(campaign.prepare(asked)["directory"])
+
+    whole, parts = planned("one", ["h1", "h2"]), [planned("a", ["h1"]), planned("b", ["h2"])]
+    merged = campaign.read_campaign(slices.merge(parts, tmp_path / "both"))
+    assert merged.plan_sha256 == campaign.read_campaign(whole).plan_sha256
+
+
+def test_parts_of_another_protocol_are_refused_though_their_sizes_may_differ(tmp_path):
+    one = planned_on(tmp_path, "a", "offload_return", {"h1": {}})
+    for name, protocol_name in (("b", "tier_size"), ("c", "aa_noise")):
+        with pytest.raises(UnusableInput, match="another protocol"):
+            slices.merge([one, planned_on(tmp_path, name, protocol_name, {"h2": {}})], tmp_path / "both")
+
+
 def test_a_host_that_a_part_lost_is_lost_to_the_whole(tmp_path):
     halves = [run_by(tmp_path, "a", ["h1", "h3"], lost=["h9"]), run_by(tmp_path, "b", ["h2"])]
     slices.merge(halves, tmp_path / "both")
