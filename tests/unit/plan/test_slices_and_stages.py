@@ -31,9 +31,13 @@ from test_plan import request
 SCALES = {"h1": 1.0, "h2": 1.03, "h3": 0.98, "h4": 1.01}
 
 
-def run_by(tmp_path, results, hosts, lost=None, broken=(), drivers=None) -> Path:
-    """A campaign that one controller has run over `hosts`; on those in `broken` the engine was another version."""
-    asked = {**request(hosts={h: request()["hosts"]["h1"] for h in hosts}), "results_dir": str(tmp_path / results)}
+def run_by(tmp_path, results, hosts, lost=None, broken=(), drivers=None, planned=()) -> Path:
+    """A campaign that one controller has run over `hosts`, of those `planned` where there are more.
+
+    On those in `broken` the engine was another version.
+    """
+    names = planned or hosts
+    asked = {**request(hosts={h: request()["hosts"]["h1"] for h in names}), "results_dir": str(tmp_path / results)}
     directory = Path(campaign.prepare(asked)["directory"])
     for host in hosts:
         for record in as_planned(directory, honest_records(host=host, scale_offload=SCALES[host]), host):
@@ -226,9 +230,33 @@ def test_the_next_stage_goes_on_after_a_valid_canary_and_stops_after_an_invalid_
     assert all(c["effect"] is None for c in decided(bad)["comparisons"])
     # The same after a stage of three: one in three is too much, and then it is remembered no more.
     assert not campaign.next_stage(str(bad), [])["go"]
+    campaign.collect(str(bad), "h1", None, {"state": "running"})
     assert campaign.next_stage(str(bad), ["h1"])["go"]
     assert campaign.conclude(str(bad))["verdict"] != "BETTER"
     assert not (bad / "stopped.json").exists()
+
+
+def test_a_campaign_that_stopped_at_its_canary_is_not_gone_on_with_by_a_command_without_stages(tmp_path):
+    directory = run_by(tmp_path, "a", ["h1"], broken=["h1"], planned=["h1", "h2", "h3"])
+    stopped = campaign.next_stage(str(directory), ["h2"])
+    assert not stopped["go"]
+    again = asks(tmp_path / "a", ["h1", "h2", "h3"])
+    assert again["resumed"] and any(line.endswith(f" had been {stopped['reason']}.") for line in again["announcement"])
+    assert campaign.next_stage(str(directory), ["h1", "h2", "h3"]) == stopped
+    assert stages.read_stopped(directory) is not None
+
+
+def test_a_campaign_that_never_stopped_goes_on_without_stages_whatever_its_first_host_gave(tmp_path):
+    directory = run_by(tmp_path, "a", ["h1"], broken=["h1"], planned=["h1", "h2", "h3"])
+    assert campaign.next_stage(str(directory), ["h1", "h2", "h3"])["go"]
+
+
+def test_a_campaign_that_stopped_since_its_canary_was_lost_goes_on_when_it_is_back(tmp_path):
+    directory = Path(asks(tmp_path / "a", ["h1", "h2", "h3"])["directory"])
+    assert not campaign.next_stage(str(directory), ["h2"], ["h1"])["go"]
+    said = asks(tmp_path / "a", ["h1", "h2", "h3"])["announcement"]
+    assert "had been stopped after 1 of 3 hosts, 1 of them lost (h1)" in said[-1]
+    assert campaign.next_stage(str(directory), ["h1", "h2", "h3"])["go"] and stages.read_stopped(directory) is None
 
 
 def test_a_canary_whose_engine_crashed_in_every_run_stops(tmp_path):
