@@ -1,9 +1,12 @@
 """The history: planted changes are found on their night with their cause, and a quiet store stays quiet."""
 
+import fcntl
 import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import history_build
@@ -561,6 +564,47 @@ def test_what_was_told_and_can_not_be_read_is_a_sentence(tmp_path, capsys):
     (tmp_path / "told.json").write_text("{")
     assert main(["history", str(tmp_path)]) == 2
     assert "told.json can't be read" in (said := capsys.readouterr().err) and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("when", ["14 Nov", "2026-11-31", "20261114", ""])
+def test_a_night_that_was_damaged_in_what_was_told_is_the_same_sentence(tmp_path, capsys, when):
+    store_of(tmp_path, plant("g07", night(13), control=1.3))
+    series = ["g07", "offload_return", "control", "control", "", "return", "", "ttft_median_seconds"]
+    alarm = {"series": series, "night": when, "found": night(13)}
+    (tmp_path / "told.json").write_text(json.dumps({"schema_version": "1.0", "alarms": [alarm]}))
+    assert main(["history", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"told.json can't be read ({when!r} is no night" in said and said.count("\n") == 1
+    assert "take it out, and what changed lately is told once more" in said
+
+
+def test_looks_that_end_together_tell_an_alarm_once(tmp_path):
+    store_of(tmp_path / "s", plant("g07", night(13), control=1.3))
+    (tmp_path / "slow").mkdir()
+    # Each look is slow between what it reads and what it remembers, as with a webhook that is.
+    (tmp_path / "slow" / "look.py").write_text(
+        "import sys, time\n"
+        "from kvtrial.analysis.cli import main\n"
+        "from kvtrial.analysis.history import command\n"
+        "def slow(url, alarms, *rest):\n"
+        "    time.sleep(2)\n"
+        "    return ''\n"
+        "command.post = slow\n"
+        "sys.exit(main(['history', sys.argv[1], '--webhook', 'https://chat.example/hook']))\n"
+    )
+    look = [sys.executable, str(tmp_path / "slow" / "look.py"), str(tmp_path / "s")]
+    looks = [subprocess.Popen(look, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    assert sorted(process.wait(120) for process in looks) == [0, 5], [process.communicate() for process in looks]
+
+
+def test_a_look_that_only_reads_waits_for_nobody_and_leaves_no_file(tmp_path):
+    store_of(tmp_path, nights=2)
+    with (tmp_path / "told.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert main(["history", str(tmp_path)]) == 0
+    (tmp_path / "told.lock").unlink()
+    assert main(["history", str(tmp_path)]) == 0
+    assert not (tmp_path / "told.lock").exists()
 
 
 @pytest.mark.parametrize(

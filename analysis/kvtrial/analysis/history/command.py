@@ -5,9 +5,11 @@ take, 7 no such alarm, but the textfile could not be written, 2 unusable input.
 """
 
 import argparse
+import fcntl
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import httpx
@@ -26,6 +28,8 @@ ALARM = 5
 UNDELIVERED = 6
 NO_TEXTFILE = 7
 FROM_STDIN = "-"
+LOCK = "told.lock"
+"""In the store: held by whoever may tell an alarm; others wait."""
 FEW_NIGHTS = "few nights: shown by size, not by test"
 WEBHOOK_ATTEMPTS = 6
 WEBHOOK_FIRST_PAUSE_SECONDS = 1.0
@@ -56,21 +60,36 @@ def command(options: argparse.Namespace) -> int:
             + (f"; {done.unusable_pairs} pairs have a value of 0 or less, so no ratio" if done.unusable_pairs else ""),
             file=sys.stderr,
         )
-    history = read(options.store, options.host, options.protocol, options.newest)
-    as_json = msgspec.json.format(msgspec.json.encode(history), indent=1).decode
-    print(as_json() if options.json else "\n".join(lines(history)))
-    # First what somebody waits for: a folder that is missing must keep no alarm back. What no webhook took stays new.
-    why = post(url, history.new_alarms) if url is not None and history.new_alarms else ""
-    if why:
-        print(f"{why} They are posted again the next time.", file=sys.stderr)
-    elif options.newest and (options.add or url is not None):
-        remember(options.store, history.changes, history.nights, history.came_back, options.host, options.protocol)
+    remembers = bool(options.newest and (options.add or url is not None))
+    with _alone(options.store) if remembers else nullcontext():
+        history = read(options.store, options.host, options.protocol, options.newest)
+        as_json = msgspec.json.format(msgspec.json.encode(history), indent=1).decode
+        print(as_json() if options.json else "\n".join(lines(history)))
+        # First what somebody waits for: a folder that is missing must keep no alarm back. What no webhook took is new.
+        why = post(url, history.new_alarms) if url is not None and history.new_alarms else ""
+        if why:
+            print(f"{why} They are posted again the next time.", file=sys.stderr)
+        elif remembers:
+            remember(options.store, history.changes, history.nights, history.came_back, options.host, options.protocol)
     written = options.textfile is None or _write_textfile(options.textfile, history)
     if why:
         return UNDELIVERED
     if history.new_alarms:
         return ALARM
     return 0 if written else NO_TEXTFILE
+
+
+@contextmanager
+def _alone(store: Path) -> Iterator[None]:
+    """Alone with the store from what is read to what is remembered: looks that end together tell an alarm once.
+
+    A store that can't be locked is looked at all the same: told twice is better than never.
+    """
+    with ExitStack() as held:
+        with suppress(OSError, StopIteration):
+            next(store.glob("protocol=*"))  # another folder gets no file
+            fcntl.flock(held.enter_context((store / LOCK).open("a")), fcntl.LOCK_EX)
+        yield
 
 
 def _write_textfile(path: Path, history: History) -> bool:

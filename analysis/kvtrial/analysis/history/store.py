@@ -100,14 +100,18 @@ def add(store: Path, directory: Path, night: str | None = None, judged: Judged |
     return Added(campaign.campaign, ", ".join(sorted(set(nights))), hosts, rows, replaced, unusable)
 
 
+class NoNight(UnusableInput):
+    """A night that is no date."""
+
+
 def check_night(night: str) -> None:
-    """Raise UnusableInput unless it is a date."""
+    """Raise NoNight unless it is a date."""
     try:
         if not NIGHT.fullmatch(night):
             raise ValueError
         pandas.Timestamp(night)
     except ValueError:
-        raise UnusableInput(f"{night!r} is no night; give its date, as 2026-11-14.") from None
+        raise NoNight(f"{night!r} is no night; give its date, as 2026-11-14.") from None
 
 
 _STRONGEST = {"primary": 0, "guard": 1, "secondary": 2}
