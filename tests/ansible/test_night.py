@@ -298,8 +298,11 @@ def test_a_host_with_another_driver_is_measured_in_a_night_and_one_with_another_
     assert "ok: [g01]" not in alone.stdout.partition("TASK [Measure]")[2]
 
 
-def ended_with(tools, tmp_path, status, cause, here=ROOT, **variables):
-    """The end of a night over g01, whose campaign ended with `status`: measure.yml's last task, and the plays after."""
+def ended_with(tools, tmp_path, status, cause, here=ROOT, planted="", **variables):
+    """The end of a night over g01, whose campaign ended with `status`: measure.yml's last task, and the plays after.
+
+    `planted`: what every Python of it runs first.
+    """
     sys.path[:0] = [str(ROOT / "tests" / "unit" / name) for name in ("history", "analysis")]
     from history_build import campaign_on, night, plant, store_of
 
@@ -316,9 +319,12 @@ def ended_with(tools, tmp_path, status, cause, here=ROOT, **variables):
     g01 = {**LOCAL, "kvtrial_campaign": {"directory": str(directory)}, "kvtrial_conclusion": concluded}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"g01": g01}}}))
     given = {"kvtrial_history_store": str(tmp_path / "store"), **variables}
+    (tmp_path / "planted").mkdir()
+    (tmp_path / "planted" / "sitecustomize.py").write_text(planted)
     done = tools.run(
         "ansible-playbook", "-i", str(tmp_path / "hosts.yml"), str(tmp_path / "play.yml"), "-e", json.dumps(given),
-        PYTHONPATH=str(ROOT / "analysis"), ANSIBLE_STDOUT_CALLBACK="kvtrial.vllm.console", PWD=str(here),
+        PYTHONPATH=f"{tmp_path / 'planted'}:{ROOT / 'analysis'}", ANSIBLE_STDOUT_CALLBACK="kvtrial.vllm.console",
+        PWD=str(here),
     )  # fmt: skip
     return done, directory
 
@@ -330,6 +336,32 @@ def test_a_night_lands_and_alarms_whatever_its_end_and_fails_at_the_end(tools, t
     assert "ALARM: TTFT of the control" in done.stdout and "driver 580.126" in done.stdout
     assert done.returncode == (2 if status else 0)
     assert not status or "not finished on g02" in done.stdout.strip().splitlines()[-1]
+
+
+FULL = """
+import os
+replace = os.replace
+def full(source, target, **more):
+    if str(target).endswith("told.json"):
+        raise OSError(28, "No space left on device", str(target))
+    return replace(source, target, **more)
+os.replace = full
+"""
+
+
+def test_an_alarm_is_said_before_what_came_after_it_fails_the_night(tools, tmp_path):
+    done, _ = ended_with(tools, tmp_path, 0, "", planted=FULL)
+    assert done.returncode == 2 and "no space left on device" in done.stdout, done.stdout + done.stderr
+    assert "ALARM: TTFT of the control" in done.stdout and "driver 580.126" in done.stdout
+
+
+def test_an_alarm_that_can_not_be_posted_fails_no_night(tools, tmp_path):
+    webhook = {"kvtrial_history_webhook": "http://127.0.0.1:9/SECRET"}
+    planted = "import os\nos.environ['NO_PROXY'] = 'fd00::/8'\n"
+    done, _ = ended_with(tools, tmp_path, 0, "", planted=planted, **webhook)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ALARM: TTFT of the control" in done.stdout and "posted again the next time" in done.stdout
+    assert "SECRET" not in done.stdout + done.stderr
 
 
 def test_a_page_that_can_not_be_drawn_takes_no_alarm_away(tools, tmp_path):

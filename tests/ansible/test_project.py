@@ -1,5 +1,6 @@
 """The project as a whole: every playbook, inventory, role and plugin, checked as its users and tools see it."""
 
+import configparser
 import json
 import re
 import sys
@@ -466,3 +467,14 @@ def test_roles_have_the_phases_and_tags_that_the_documentation_names(tools):
     plays = yaml.safe_load((ROOT / "playbooks" / "provision.yml").read_text())
     always = [play["name"] for play in plays if play.get("tags") == ["always"]]
     assert always == ["Check the hosts", "Give the hosts back"]
+
+
+def test_no_inventory_gives_an_option_of_ssh_that_ansible_cfg_gives_before_it():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "ansible.cfg")
+    # ssh takes the first value. These come before an inventory's, and so does `timeout`, as ConnectTimeout.
+    given = {*re.findall(r"-o (\w+)=", config["ssh_connection"]["ssh_args"]), "ConnectTimeout"}
+    assert "ServerAliveInterval" in given
+    for path in sorted((ROOT / "inventories").glob("*/hosts.yml")):
+        for words in re.findall(r"ansible_ssh_(?:common|extra)_args: (.*)", path.read_text()):
+            assert not given & set(re.findall(r"-o (\w+)=", words)), f"{path}: {words} changes nothing"

@@ -265,17 +265,20 @@ def _absent(campaign: Campaign, plan: Plan) -> list[str]:
 
 
 def _what_is_gone_on_with(directory: Path, campaign: Campaign, plan: Plan) -> list[str]:
-    """In a line, which campaign this command goes on with where it is over other hosts than it has at hand."""
+    """Which campaign this command goes on with where it was stopped, or is over other hosts than it has at hand."""
     finished = finished_hosts(directory)
+    stopped = read_stopped(directory)
+    said = [f"Campaign {campaign.campaign} had been {stopped.reason}."] if stopped is not None else []
     away = [f"{host}{' (finished)' if host in finished else ''}" for host in _absent(campaign, plan)]
     away += [f"{host} (never planned)" for host in lost_hosts_of(directory)]
     if not away:
-        return []
+        return said
     left = "" if any(host.host not in finished for host in plan.hosts) else " Nothing is left to do on those at hand."
     return [
+        *said,
         f"Goes on with campaign {campaign.campaign}, whose hosts {', '.join(away)} are not at hand or not asked for: "
         f"what they have done stays, and the same command takes in what is missing of them when they are there.{left} "
-        f"Another campaign begins with -e kvtrial_new_campaign=true."
+        f"Another campaign begins with -e kvtrial_new_campaign=true.",
     ]
 
 
@@ -518,12 +521,12 @@ def _as_far_as_both_go(before: Plan, now: Plan) -> tuple[Plan, Plan]:
     """
     both = {host.host for host in before.hosts} & {host.host for host in now.hosts}
     one, other = (msgspec.structs.replace(part_of(plan, sorted(both)), estimates={}) for plan in (before, now))
-    if len(both) < len(before.hosts) and _declared(one.protocol) == _declared(other.protocol):
+    if len(both) < len(before.hosts) and declared(one.protocol) == declared(other.protocol):
         other = msgspec.structs.replace(other, protocol=one.protocol)
     return one, other
 
 
-def _declared(protocol: Protocol) -> list[Any]:
+def declared(protocol: Protocol) -> list[Any]:
     """Of a protocol what stands there whatever the host's sizes, release and ladder."""
     comparisons = [(c.arm, c.against, c.metric, c.effect_scale, c.margin) for c in protocol.comparisons]
     return [protocol.title, protocol.question, sorted(protocol.arms), protocol.control, protocol.gates, protocol.nights,
@@ -934,13 +937,15 @@ def next_stage(
     Asked so far are hosts with records, those whose program ended without any, and those of `gone` (hosts that this
     command has no more to do with) whose program has not ended: they were given up. Of `absent` (hosts that this
     command did not begin with) only those are heard that finished: the others are gone on with when they are there.
+    Where the campaign had been stopped, so are those of `hosts` that finished: no command without stages passes it by.
     """
     from kvtrial.analysis.summaries import Outline, judge
 
     directory = Path(directory_name)
     outline = Outline(directory)
     ended = {state.host for state in _host_states(directory) if state.state in ("finished", "failed")}
-    unheard = {*hosts, *(set(absent) - finished_hosts(directory))}
+    finished = finished_hosts(directory)
+    unheard = {*hosts} - (finished if read_stopped(directory) is not None else set()) | set(absent) - finished
     others = [host for host in outline.hosts if host not in unheard]
     lost = [host for host in others if host in gone and host not in ended]
     asked = [h for h in others if h not in lost and (h in ended or _finished_runs(directory, h))]

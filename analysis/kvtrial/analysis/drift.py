@@ -8,11 +8,12 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
+from typing import Any
 
 from kvtrial.record.record import RunRecord
 
 SETTINGS = (
-    "driver", "kernel", "vllm", "vllm_lock", "model", "model_revision", "clocks_max_sm_mhz",
+    "workload", "driver", "kernel", "vllm", "vllm_lock", "model", "model_revision", "clocks_max_sm_mhz",
     "clocks_application_mhz", "power_limit_watts", "ecc_mode", "gpu_mhz_at_work", "governor",
     "persistence_mode", "mig_mode", "gpu", "gpu_memory", "cpu", "cpus", "transparent_hugepages", "clock_source", "os",
     "python", "kvtrial", "control_launch",
@@ -20,6 +21,10 @@ SETTINGS = (
 """Pins and settings, the likelier cause first."""
 MEASURED = ("gpu_mhz_at_work",)
 """Of SETTINGS what was measured: nothing else tells clocks that are locked. It differs beyond a tolerance."""
+WORKLOAD = "workload"
+"""Of SETTINGS what was sent, as `workload_of` tells it."""
+_DRAWN_ANEW = ("salt", "seed", "token_seed", "file")
+"""Of a plan what makes its prompts others without making them unlike."""
 ALIKE = {
     "driver": "driver", "kernel": "kernel", "engine_lock": "vllm_lock", "model": "model_revision", "gpu": "gpu",
     "governor": "governor", "persistence_mode": "persistence_mode",
@@ -72,6 +77,44 @@ def settings_of(records: Sequence[RunRecord], control: str) -> dict[str, str]:
     if (clock := measured_of(records).get("gpu_mhz")) is not None:
         say("gpu_mhz_at_work", f"{clock:.0f}")
     return {name: ", ".join(sorted(found[name])) for name in SETTINGS if name in found}
+
+
+def workload_of(plan: Mapping[str, Any], control: str, sizes: Mapping[str, object]) -> str:
+    """What a host's planned runs send: the first digits of a digest, then the sizes by name; empty where it isn't told.
+
+    Of the control's first run the phases, with the tokens and counts of their prompts, concurrency, arrivals and trace,
+    without salts and seeds of tokens; those of an arm that sends others; and the arms' tiers. `plan`: the host's part,
+    as its text has it.
+    """
+    sent: dict[str, Any] = {}
+    for run in plan["runs"]:
+        sent.setdefault(str(run["arm"]), _as_sent(run["phases"]))
+    own = sent.get(control)
+    if not own:
+        return ""
+    unlike = {arm: phases for arm, phases in sent.items() if arm == control or phases != own}
+    tiers = [plan["capacity"][name] for name in ("tier_bytes", "chunk_tokens")]
+    text = json.dumps([unlike, tiers], sort_keys=True)
+    named = ", ".join(f"{name}={value}" for name, value in sorted(sizes.items()))
+    return f"{hashlib.sha256(text.encode()).hexdigest()[:12]} {named}".rstrip()
+
+
+def digest_of_workload(told: str) -> str:
+    """Of what `workload_of` told, the digest alone."""
+    return told.partition(" ")[0]
+
+
+def _as_sent(part: Any) -> Any:
+    if isinstance(part, Mapping):
+        return {name: _as_sent(value) for name, value in part.items() if name not in _DRAWN_ANEW}
+    return [_as_sent(value) for value in part] if isinstance(part, list) else part
+
+
+def _unlike_sizes(was: str, now: str) -> tuple[str, str]:
+    """The sizes in which two workloads differ; where none does, their digests."""
+    before, after = (dict.fromkeys(told.partition(" ")[2].split(", ")) for told in (was, now))
+    said = [", ".join(size for size in one if size not in other) for one, other in ((before, after), (after, before))]
+    return (said[0], said[1]) if all(said) else (digest_of_workload(was), digest_of_workload(now))
 
 
 def measured_of(records: Sequence[RunRecord]) -> dict[str, float]:
@@ -158,15 +201,18 @@ _FAR: dict[str, Callable[[float, float], bool]] = {
 def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """name → (was, is) of the settings that differ, in the order of SETTINGS; "not told" where one side lacks it."""
     names: Iterable[str] = [name for name in SETTINGS if name in before or name in after]
-    return {
+    found = {
         name: (before.get(name, "not told"), after.get(name, "not told"))
         for name in names
         if _differ(name, before.get(name), after.get(name))
     }
+    return found | ({WORKLOAD: _unlike_sizes(*found[WORKLOAD])} if WORKLOAD in found else {})
 
 
 def _differ(name: str, was: str | None, now: str | None) -> bool:
     """Whether a setting changed. Of a measured one, beyond the tolerance, and where both nights tell it."""
+    if name == WORKLOAD:
+        return digest_of_workload(was or "") != digest_of_workload(now or "")
     if name not in MEASURED:
         return was != now
     return was is not None and now is not None and _clock_is_far(float(now), float(was))

@@ -3,20 +3,24 @@
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from kvtrial.analysis.campaign import (
     Campaign,
+    declared,
     lost_hosts_of,
     read_host_records,
     refuse_runs_without_record,
 )
 from kvtrial.analysis.drift import ALIKE, settings_of
+from kvtrial.analysis.laddering import QUEUEING
 from kvtrial.analysis.stages import read_stopped
 from kvtrial.analysis.summaries import Outline, with_texts, without_collector
 from kvtrial.record.errors import UnusableInput
-from kvtrial.record.plan import Plan, canonical_json, plan_sha256
+from kvtrial.record.plan import HostPlan, Plan, RunPlan, canonical_json, plan_sha256
+from kvtrial.record.protocol import Protocol, Trace
 from kvtrial.record.store import write_atomically
 
 KEPT = ("runs", "hosts", "plans", "workloads")
@@ -84,8 +88,17 @@ def _merged(parts: Sequence[Path], name: str, may_differ: Sequence[str]) -> tupl
 
 
 def _without_runs(outline: Outline) -> Campaign:
-    """The campaign with what its hosts are; what their runs send would take gigabytes. Raises as read_campaign."""
-    hosts = [msgspec.structs.replace(outline.plan_of(host), runs=[]) for host in outline.hosts]
+    """The campaign with what its hosts are; of their runs, which would take gigabytes, what can only queue.
+
+    Raises as read_campaign.
+    """
+
+    def queueing(host: HostPlan) -> list[RunPlan]:
+        found = [(run, [phase for phase in run.phases if phase.block == QUEUEING]) for run in host.runs]
+        return [msgspec.structs.replace(run, phases=phases) for run, phases in found if phases]
+
+    plans = (outline.plan_of(host) for host in outline.hosts)
+    hosts = [msgspec.structs.replace(plan, runs=queueing(plan)) for plan in plans]
     campaign = outline.campaign
     return msgspec.structs.replace(campaign, plan=msgspec.structs.replace(campaign.plan, hosts=hosts))
 
@@ -140,7 +153,7 @@ def _refuse_unlike(parts: Sequence[Path], campaigns: Sequence[Campaign]) -> None
     first = campaigns[0]
     for part, campaign in zip(parts, campaigns, strict=True):
         for name, one, other in (
-            ("protocol", first.plan.protocol, campaign.plan.protocol),
+            ("protocol", _as_chosen(first.plan.protocol), _as_chosen(campaign.plan.protocol)),
             ("seed", first.plan.seed, campaign.plan.seed),
             ("own_hit_share", first.own_hit_share, campaign.own_hit_share),
             ("prices", first.prices, campaign.prices),
@@ -159,6 +172,22 @@ def _refuse_unlike(parts: Sequence[Path], campaigns: Sequence[Campaign]) -> None
             owners[host.host] = part
 
 
+def _as_chosen(protocol: Protocol) -> list[Any]:
+    """Of a protocol what parts of one campaign have alike: not the sizes, which are those of the host that tells it."""
+    traces = {work.file for work in (protocol.workloads or {}).values() if isinstance(work, Trace)}
+    return [protocol.name, protocol.ladder, traces, *declared(protocol)]
+
+
+def _telling(campaigns: Sequence[Campaign]) -> Protocol:
+    """The protocol of the part with the host that would tell it to one controller: see plan.make_plan."""
+
+    def queues(host: HostPlan) -> bool:
+        return any(phase.block == QUEUEING for run in host.runs for phase in run.phases)
+
+    told = [(queues(host), host.host, campaign) for campaign in campaigns for host in campaign.plan.hosts]
+    return min(told, key=lambda host: host[:2])[2].plan.protocol
+
+
 def _parts(campaign: Campaign) -> dict[str, dict[str, str]]:
     """The campaigns that its hosts' records bear → when each was made, and its night where it was told one."""
     own = {name: campaign.provenance[name] for name in ("created_at_utc", "night") if name in campaign.provenance}
@@ -171,6 +200,7 @@ def together(campaigns: Sequence[Campaign], name: str) -> Campaign:
     hosts = sorted((host for campaign in campaigns for host in campaign.plan.hosts), key=lambda host: host.host)
     plan: Plan = msgspec.structs.replace(
         first.plan,
+        protocol=_telling(campaigns),
         hosts=hosts,
         estimates={h: e for campaign in campaigns for h, e in campaign.plan.estimates.items()},
     )

@@ -34,6 +34,7 @@ from kvtrial.analysis.campaign import (
     refuse_runs_without_record,
     size_of_records,
 )
+from kvtrial.analysis.drift import workload_of
 from kvtrial.analysis.effect import Interval
 from kvtrial.analysis.faults import DroppedPair, EngineFault, Pair, Pairs
 from kvtrial.analysis.hostverdict import HostOutcome
@@ -182,6 +183,15 @@ class Outline:
         except msgspec.DecodeError:
             read_campaign(self.directory)
             raise
+
+    def workload_of(self, host: str) -> str:
+        """What the runs of a host send, with its sizes by name: see drift.workload_of."""
+        protocol, asked = self._read.plan.protocol, self._read.asked.hosts if self._read.asked is not None else {}
+        # The protocol has the sizes of the host that tells it, which may be that one's own.
+        others = {size for of_host in asked.values() for size in of_host.get("sizes", {})} | {*(protocol.tiers or ())}
+        shared = {size: value for size, value in protocol.sizes.items() if size not in others} if asked else {}
+        given = asked.get(host, {}).get("sizes", {})
+        return workload_of(msgspec.json.decode(self._parts[host]), protocol.control, {**shared, **given})
 
     def of(self, host: str) -> tuple[Campaign, str]:
         """The campaign with this host alone, and the sha256 of the host's part of the plan."""

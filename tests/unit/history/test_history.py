@@ -1,9 +1,12 @@
 """The history: planted changes are found on their night with their cause, and a quiet store stays quiet."""
 
+import fcntl
 import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import history_build
@@ -361,6 +364,34 @@ def test_what_changed_within_a_trial_is_named(tmp_path, capsys):
     assert all("within these nights changed driver 580.126 → 999 on 4 Nov" in p.note for p in pooled)
 
 
+def sent(since, told, hosts=HOSTS):
+    return [plant(host, night(since), workload=told) for host in hosts]
+
+
+def test_another_request_begins_a_new_trial(tmp_path):
+    planted = [*sent(0, "aaa concurrency=1"), *sent(3, "bbb concurrency=2")]
+    store_of(tmp_path, *planted, nights=6, rule=Nights(looks=7))
+    pooled = read(tmp_path).pooled
+    assert len(pooled) == 5 and {tuple(p.nights) for p in pooled} == {(night(3), night(4), night(5))}
+
+
+def test_a_host_that_alone_was_sent_another_request_pools_its_own_nights_since(tmp_path):
+    planted = [*sent(0, "aaa concurrency=1"), *sent(3, "bbb concurrency=2", ("g07",))]
+    store_of(tmp_path, *planted, nights=6, rule=Nights(looks=7, spending="obrien_fleming"), noise=0.5)
+    pooled = {p.host: p for p in read(tmp_path).pooled}
+    assert {len(p.nights) for p in pooled.values()} == {6}
+    assert pooled["g01"].pairs == 6 * pooled["g01"].look and pooled["g07"].look == 6, pooled["g07"]
+    assert (
+        pooled["g07"].pairs == 6 * 3 and "changed workload concurrency=1 → concurrency=2 on 4 Nov" in pooled["g07"].note
+    )
+    assert read(tmp_path, host="g07").pooled == [pooled["g07"]]
+
+
+def test_nights_of_an_earlier_release_which_told_no_request_are_of_the_same_trial(tmp_path):
+    store_of(tmp_path, *sent(3, "aaa concurrency=1"), nights=6, rule=Nights(looks=7))
+    assert {len(p.nights) for p in read(tmp_path).pooled} == {6}
+
+
 # ------------------------------------------------------------------------------------------------------ the command
 
 
@@ -533,6 +564,47 @@ def test_what_was_told_and_can_not_be_read_is_a_sentence(tmp_path, capsys):
     (tmp_path / "told.json").write_text("{")
     assert main(["history", str(tmp_path)]) == 2
     assert "told.json can't be read" in (said := capsys.readouterr().err) and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("when", ["14 Nov", "2026-11-31", "20261114", ""])
+def test_a_night_that_was_damaged_in_what_was_told_is_the_same_sentence(tmp_path, capsys, when):
+    store_of(tmp_path, plant("g07", night(13), control=1.3))
+    series = ["g07", "offload_return", "control", "control", "", "return", "", "ttft_median_seconds"]
+    alarm = {"series": series, "night": when, "found": night(13)}
+    (tmp_path / "told.json").write_text(json.dumps({"schema_version": "1.0", "alarms": [alarm]}))
+    assert main(["history", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert f"told.json can't be read ({when!r} is no night" in said and said.count("\n") == 1
+    assert "take it out, and what changed lately is told once more" in said
+
+
+def test_looks_that_end_together_tell_an_alarm_once(tmp_path):
+    store_of(tmp_path / "s", plant("g07", night(13), control=1.3))
+    (tmp_path / "slow").mkdir()
+    # Each look is slow between what it reads and what it remembers, as with a webhook that is.
+    (tmp_path / "slow" / "look.py").write_text(
+        "import sys, time\n"
+        "from kvtrial.analysis.cli import main\n"
+        "from kvtrial.analysis.history import command\n"
+        "def slow(url, alarms, *rest):\n"
+        "    time.sleep(2)\n"
+        "    return ''\n"
+        "command.post = slow\n"
+        "sys.exit(main(['history', sys.argv[1], '--webhook', 'https://chat.example/hook']))\n"
+    )
+    look = [sys.executable, str(tmp_path / "slow" / "look.py"), str(tmp_path / "s")]
+    looks = [subprocess.Popen(look, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    assert sorted(process.wait(120) for process in looks) == [0, 5], [process.communicate() for process in looks]
+
+
+def test_a_look_that_only_reads_waits_for_nobody_and_leaves_no_file(tmp_path):
+    store_of(tmp_path, nights=2)
+    with (tmp_path / "told.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert main(["history", str(tmp_path)]) == 0
+    (tmp_path / "told.lock").unlink()
+    assert main(["history", str(tmp_path)]) == 0
+    assert not (tmp_path / "told.lock").exists()
 
 
 @pytest.mark.parametrize(

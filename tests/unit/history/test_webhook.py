@@ -155,3 +155,44 @@ def test_nothing_is_posted_without_an_alarm(store):
     with taking() as (url, bodies):
         assert main(["history", str(store), "--newest", "0", "--webhook", url]) == 0
     assert bodies == [] and not (store / "told.json").exists(), "what was told to nobody is not known"
+
+
+@pytest.mark.parametrize("host", ["hooks..example", f"{'a' * 64}.example", "xn--", "xn--.example", ".", "\u200b"])
+def test_an_address_whose_host_no_resolver_can_be_asked_for_is_refused_before_the_night_has_an_alarm(
+    store, host, capsys
+):
+    assert main(["history", str(store), "--webhook", f"https://{host}/SECRET"]) == 2
+    said = capsys.readouterr()
+    assert "what --webhook gives is no URL that can be posted to" in said.err
+    assert "SECRET" not in said.out + said.err
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:9", "[::1]:9", "h\u00fcte.example.", "a.b-c.example"])
+def test_an_address_that_can_be_asked_for_is_taken(host):
+    command.check_url(f"https://{host}/services/T0/B0")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("NO_PROXY", "fd00::/8", "InvalidURL"),
+        ("NO_PROXY", "[::1]", "InvalidURL"),
+        ("HTTP_PROXY", "http://proxy example:x", "InvalidURL"),
+        ("ALL_PROXY", "socks5://127.0.0.1:1", "ImportError"),
+        ("SSL_CERT_FILE", "/none/SECRET.pem", "FileNotFoundError"),
+    ],
+)
+def test_whatever_fails_in_posting_keeps_no_alarm_back(store, tmp_path, monkeypatch, capsys, name, value, why):
+    for other in ("NO_PROXY", "ALL_PROXY", "HTTP_PROXY", "SSL_CERT_FILE"):
+        monkeypatch.delenv(other, raising=False)
+        monkeypatch.delenv(other.lower(), raising=False)
+    monkeypatch.setenv(name, value)
+    textfile = tmp_path / "x.prom"
+    arguments = ["history", str(store), "--webhook", "http://127.0.0.1:9/SECRET", "--textfile", str(textfile)]
+    assert main(arguments) == command.UNDELIVERED
+    said = capsys.readouterr()
+    assert "ALARM" in said.out
+    assert "the webhook at 127.0.0.1 did not take the" in said.err and f"({why}" in said.err
+    assert "posted again the next time" in said.err
+    assert "SECRET" not in said.out + said.err
+    assert textfile.exists()

@@ -31,9 +31,13 @@ from test_plan import request
 SCALES = {"h1": 1.0, "h2": 1.03, "h3": 0.98, "h4": 1.01}
 
 
-def run_by(tmp_path, results, hosts, lost=None, broken=(), drivers=None) -> Path:
-    """A campaign that one controller has run over `hosts`; on those in `broken` the engine was another version."""
-    asked = {**request(hosts={h: request()["hosts"]["h1"] for h in hosts}), "results_dir": str(tmp_path / results)}
+def run_by(tmp_path, results, hosts, lost=None, broken=(), drivers=None, planned=()) -> Path:
+    """A campaign that one controller has run over `hosts`, of those `planned` where there are more.
+
+    On those in `broken` the engine was another version.
+    """
+    names = planned or hosts
+    asked = {**request(hosts={h: request()["hosts"]["h1"] for h in names}), "results_dir": str(tmp_path / results)}
     directory = Path(campaign.prepare(asked)["directory"])
     for host in hosts:
         for record in as_planned(directory, honest_records(host=host, scale_offload=SCALES[host]), host):
@@ -65,6 +69,56 @@ def test_two_controllers_on_halves_give_the_verdict_of_one(tmp_path, capsys):
     assert campaign.read_campaign(merged).plan_sha256 == campaign.read_campaign(whole).plan_sha256
     # What was merged is a campaign as any: it is analysed again, and a third part comes to it.
     assert main(["analyze", str(merged)]) == 0
+
+
+def planned_on(tmp_path, results, protocol, hosts) -> Path:
+    """A campaign over hosts (name → what is given of it) that nothing was run of yet."""
+    asked = {name: request(**dict(given))["hosts"]["h1"] for name, given in hosts.items()}
+    raw = {**request(protocol=protocol, hosts=asked), "results_dir": str(tmp_path / results)}
+    return Path(campaign.prepare(raw)["directory"])
+
+
+SIZED = ({"sizes": {"tier_bytes": 2**28}}, {"sizes": {"tier_bytes": 2**29}})
+CACHED = ({}, {"engine_args": {"num-gpu-blocks-override": 98}})
+
+
+@pytest.mark.parametrize(("protocol_name", "given"), [("offload_return", SIZED), ("tier_size", CACHED)])
+@pytest.mark.parametrize("first", [0, 1])
+def test_parts_whose_hosts_have_sizes_of_their_own_are_of_one_campaign(tmp_path, protocol_name, given, first):
+    hosts = {"h1": given[first], "h2": given[1 - first], "h3": given[first]}
+    whole = planned_on(tmp_path, "one", protocol_name, hosts)
+    parts = [
+        planned_on(tmp_path, name, protocol_name, {host: hosts[host] for host in of_part})
+        for name, of_part in (("b", ["h2"]), ("a", ["h1", "h3"]))
+    ]
+    merged = campaign.read_campaign(slices.merge(parts, tmp_path / "both"))
+    assert merged.plan_sha256 == campaign.read_campaign(whole).plan_sha256
+    assert merged.protocol_sha256 == campaign.read_campaign(whole).protocol_sha256
+
+
+def test_of_ladders_the_part_tells_the_protocol_whose_host_does_not_only_queue(tmp_path):
+    args = {"num-gpu-blocks-override": 97, "max-num-seqs": 16, "max-model-len": 1024}
+    queues = {"prompt_tokens": 448, "output_tokens": 64}
+    hosts = {
+        name: request(engine_args=args, model={"kv_bytes_per_token": 512}, **sizes)["hosts"]["h1"]
+        for name, sizes in (("h1", {"sizes": queues}), ("h2", {}))
+    }
+
+    def planned(results, of_part):
+        raw = request(protocol="preemption_ladder", hosts={host: hosts[host] for host in of_part})
+        asked = {**raw, "ladder": [1, 3, 4, 5, 6, 7], "results_dir": str(tmp_path / results)}
+        return Path(campaign.prepare(asked)["directory"])
+
+    whole, parts = planned("one", ["h1", "h2"]), [planned("a", ["h1"]), planned("b", ["h2"])]
+    merged = campaign.read_campaign(slices.merge(parts, tmp_path / "both"))
+    assert merged.plan_sha256 == campaign.read_campaign(whole).plan_sha256
+
+
+def test_parts_of_another_protocol_are_refused_though_their_sizes_may_differ(tmp_path):
+    one = planned_on(tmp_path, "a", "offload_return", {"h1": {}})
+    for name, protocol_name in (("b", "tier_size"), ("c", "aa_noise")):
+        with pytest.raises(UnusableInput, match="another protocol"):
+            slices.merge([one, planned_on(tmp_path, name, protocol_name, {"h2": {}})], tmp_path / "both")
 
 
 def test_a_host_that_a_part_lost_is_lost_to_the_whole(tmp_path):
@@ -188,9 +242,33 @@ def test_the_next_stage_goes_on_after_a_valid_canary_and_stops_after_an_invalid_
     assert all(c["effect"] is None for c in decided(bad)["comparisons"])
     # The same after a stage of three: one in three is too much, and then it is remembered no more.
     assert not campaign.next_stage(str(bad), [])["go"]
+    campaign.collect(str(bad), "h1", None, {"state": "running"})
     assert campaign.next_stage(str(bad), ["h1"])["go"]
     assert campaign.conclude(str(bad))["verdict"] != "BETTER"
     assert not (bad / "stopped.json").exists()
+
+
+def test_a_campaign_that_stopped_at_its_canary_is_not_gone_on_with_by_a_command_without_stages(tmp_path):
+    directory = run_by(tmp_path, "a", ["h1"], broken=["h1"], planned=["h1", "h2", "h3"])
+    stopped = campaign.next_stage(str(directory), ["h2"])
+    assert not stopped["go"]
+    again = asks(tmp_path / "a", ["h1", "h2", "h3"])
+    assert again["resumed"] and any(line.endswith(f" had been {stopped['reason']}.") for line in again["announcement"])
+    assert campaign.next_stage(str(directory), ["h1", "h2", "h3"]) == stopped
+    assert stages.read_stopped(directory) is not None
+
+
+def test_a_campaign_that_never_stopped_goes_on_without_stages_whatever_its_first_host_gave(tmp_path):
+    directory = run_by(tmp_path, "a", ["h1"], broken=["h1"], planned=["h1", "h2", "h3"])
+    assert campaign.next_stage(str(directory), ["h1", "h2", "h3"])["go"]
+
+
+def test_a_campaign_that_stopped_since_its_canary_was_lost_goes_on_when_it_is_back(tmp_path):
+    directory = Path(asks(tmp_path / "a", ["h1", "h2", "h3"])["directory"])
+    assert not campaign.next_stage(str(directory), ["h2"], ["h1"])["go"]
+    said = asks(tmp_path / "a", ["h1", "h2", "h3"])["announcement"]
+    assert "had been stopped after 1 of 3 hosts, 1 of them lost (h1)" in said[-1]
+    assert campaign.next_stage(str(directory), ["h1", "h2", "h3"])["go"] and stages.read_stopped(directory) is None
 
 
 def test_a_canary_whose_engine_crashed_in_every_run_stops(tmp_path):

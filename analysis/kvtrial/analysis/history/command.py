@@ -5,9 +5,11 @@ take, 7 no such alarm, but the textfile could not be written, 2 unusable input.
 """
 
 import argparse
+import fcntl
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import httpx
@@ -26,6 +28,8 @@ ALARM = 5
 UNDELIVERED = 6
 NO_TEXTFILE = 7
 FROM_STDIN = "-"
+LOCK = "told.lock"
+"""In the store: held by whoever may tell an alarm; others wait."""
 FEW_NIGHTS = "few nights: shown by size, not by test"
 WEBHOOK_ATTEMPTS = 6
 WEBHOOK_FIRST_PAUSE_SECONDS = 1.0
@@ -56,21 +60,36 @@ def command(options: argparse.Namespace) -> int:
             + (f"; {done.unusable_pairs} pairs have a value of 0 or less, so no ratio" if done.unusable_pairs else ""),
             file=sys.stderr,
         )
-    history = read(options.store, options.host, options.protocol, options.newest)
-    as_json = msgspec.json.format(msgspec.json.encode(history), indent=1).decode
-    print(as_json() if options.json else "\n".join(lines(history)))
-    # First what somebody waits for: a folder that is missing must keep no alarm back. What no webhook took stays new.
-    why = post(url, history.new_alarms) if url is not None and history.new_alarms else ""
-    if why:
-        print(f"{why} They are posted again the next time.", file=sys.stderr)
-    elif options.newest and (options.add or url is not None):
-        remember(options.store, history.changes, history.nights, history.came_back, options.host, options.protocol)
+    remembers = bool(options.newest and (options.add or url is not None))
+    with _alone(options.store) if remembers else nullcontext():
+        history = read(options.store, options.host, options.protocol, options.newest)
+        as_json = msgspec.json.format(msgspec.json.encode(history), indent=1).decode
+        print(as_json() if options.json else "\n".join(lines(history)))
+        # First what somebody waits for: a folder that is missing must keep no alarm back. What no webhook took is new.
+        why = post(url, history.new_alarms) if url is not None and history.new_alarms else ""
+        if why:
+            print(f"{why} They are posted again the next time.", file=sys.stderr)
+        elif remembers:
+            remember(options.store, history.changes, history.nights, history.came_back, options.host, options.protocol)
     written = options.textfile is None or _write_textfile(options.textfile, history)
     if why:
         return UNDELIVERED
     if history.new_alarms:
         return ALARM
     return 0 if written else NO_TEXTFILE
+
+
+@contextmanager
+def _alone(store: Path) -> Iterator[None]:
+    """Alone with the store from what is read to what is remembered: looks that end together tell an alarm once.
+
+    A store that can't be locked is looked at all the same: told twice is better than never.
+    """
+    with ExitStack() as held:
+        with suppress(OSError, StopIteration):
+            next(store.glob("protocol=*"))  # another folder gets no file
+            fcntl.flock(held.enter_context((store / LOCK).open("a")), fcntl.LOCK_EX)
+        yield
 
 
 def _write_textfile(path: Path, history: History) -> bool:
@@ -179,12 +198,17 @@ def to_textfile(history: History) -> str:
 
 
 def check_url(url: str) -> None:
-    """Raise UnusableInput unless it is an http or https URL. It may hold a secret, and is not repeated."""
+    """Raise UnusableInput unless it is an http or https URL whose host a resolver can be asked for.
+
+    It may hold a secret, and is not repeated.
+    """
     try:
         parsed = httpx.URL(url)
-    except (httpx.InvalidURL, TypeError):
-        parsed = httpx.URL("")
-    if parsed.scheme not in ("http", "https") or not parsed.host:
+        # As the resolver takes it: labels of 1 to 63 characters.
+        can_be_asked = bool(parsed.host) and bool(parsed.raw_host.decode("ascii").encode("idna"))
+    except (httpx.InvalidURL, TypeError, UnicodeError):
+        parsed, can_be_asked = httpx.URL(""), False
+    if parsed.scheme not in ("http", "https") or not can_be_asked:
         raise UnusableInput(
             "what --webhook gives is no URL that can be posted to; give one that begins with https:// or http://."
         )
@@ -194,7 +218,8 @@ def post(url: str, alarms: Sequence[ChangePoint], first_pause_seconds: float = W
     """Post alarms as JSON, trying again for half a minute; why it failed in one sentence, empty where it did not.
 
     `{"text": one line an alarm, "alarms": [ChangePoint…]}`: chat services show `text`. Between attempts pass 1, 2, 4, 8
-    and 16 s, or what the server's Retry-After asks for, up to a minute.
+    and 16 s, or what the server's Retry-After asks for, up to a minute. Whatever fails is told, and nothing is raised:
+    the alarm has been printed by then, and its status is still to come.
     """
     body = msgspec.json.encode({"text": "\n".join(change.sentence for change in alarms), "alarms": alarms})
     why, asked = "", 0.0
@@ -209,6 +234,10 @@ def post(url: str, alarms: Sequence[ChangePoint], first_pause_seconds: float = W
         except httpx.HTTPError as error:
             why, asked = f"{type(error).__name__}: {error}", 0.0
             continue
+        except Exception as error:
+            # Its text may hold the address. As a rule the environment is at fault, which no further attempt mends.
+            why = f"{type(error).__name__}; look at NO_PROXY, HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE"
+            break
         if answer.is_success:
             return ""
         why, asked = f"status {answer.status_code}", _retry_after_seconds(answer)

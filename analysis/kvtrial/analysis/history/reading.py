@@ -13,6 +13,7 @@ import pandas
 from scipy import special
 
 from kvtrial.analysis.campaign import disk_errors_said
+from kvtrial.analysis.drift import WORKLOAD, digest_of_workload
 from kvtrial.analysis.drift import changes as setting_changes
 from kvtrial.analysis.effect import Interval, decide, outward
 from kvtrial.analysis.fleet import FALSE_DISCOVERY_RATE, LEAST_HOSTS
@@ -340,7 +341,10 @@ def _noise(frame: pandas.DataFrame) -> Iterator[NoiseFloor]:
 
 
 IDENTITY = ["rule", "arm", "against", "phase", "against_phase", "metric", "scale", "margin"]
-"""What one trial of nights asks, and by which rule: nights that differ in any of it are of two trials."""
+"""What one trial of nights asks, and by which rule: nights that differ in any of it are of two trials.
+
+So are nights between which the request of more than half of the hosts changed.
+"""
 
 
 def _pooled(
@@ -357,7 +361,11 @@ def _pooled(
         if asked.empty:
             continue
         asked = asked.sort_values(["night", "started_at_utc"], kind="stable").drop_duplicates("night", keep="last")
-        identities = [tuple(row) for row in asked[IDENTITY].itertuples(index=False)]
+        sent = _sent(of_protocol, wanted)
+        requests = _requests(sent, [str(night) for night in asked["night"]])
+        identities = [
+            (*row, number) for row, number in zip(asked[IDENTITY].itertuples(index=False), requests, strict=True)
+        ]
         newest = asked.iloc[-1]
         if not newest["rule"]:
             continue
@@ -370,7 +378,11 @@ def _pooled(
             ["host", "night", "value"],
         )
         by_host = {
-            str(name): {str(n): list(map(float, v)) for n, v in group.groupby("night")["value"]}
+            str(name): {
+                str(n): list(map(float, v))
+                for n, v in group.groupby("night")["value"]
+                if str(n) >= _same_since(sent.get(str(name), {}))
+            }
             for name, group in rows.groupby("host")
         }
         newest["protocol"] = protocol
@@ -378,6 +390,41 @@ def _pooled(
             yield _trial(newest, rule, name, nights, {name: by_night}, settings)
         if len(by_host) >= LEAST_HOSTS:
             yield _trial(newest, rule, ALL_HOSTS, nights, by_host, settings)
+
+
+def _sent(files: list[Path], columns: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Host → night → the digest of what it was sent, of nights that tell it, oldest first."""
+    found: dict[str, dict[str, str]] = {}
+    names = ["host", "night", "started_at_utc", "settings"]
+    for path in files:
+        for host, night, _, text in (
+            rows_with([path], columns, names).drop_duplicates().sort_values(names[:3]).itertuples(index=False)
+        ):
+            if told := msgspec.json.decode(str(text), type=dict[str, str]).get(WORKLOAD):
+                found.setdefault(str(host), {})[str(night)] = digest_of_workload(told)
+    return {host: dict(sorted(by_night.items())) for host, by_night in found.items()}
+
+
+def _requests(sent: Mapping[str, Mapping[str, str]], nights: Sequence[str]) -> list[int]:
+    """A number for each of `nights` that grows where the request changed on more than half of the hosts then told."""
+    before: dict[str, str] = {}
+    numbers = []
+    number = 0
+    for night in nights:
+        now = {host: by_night[night] for host, by_night in sent.items() if night in by_night}
+        known = [host for host in now if host in before]
+        number += 2 * sum(now[host] != before[host] for host in known) > len(known) > 0
+        numbers.append(number)
+        before |= now
+    return numbers
+
+
+def _same_since(by_night: Mapping[str, str]) -> str:
+    """The night from which on a host was sent what it is sent now; empty where it was never sent anything else."""
+    since, last = "", ""
+    for night, digest in by_night.items():
+        since, last = (night if last and digest != last else since), digest
+    return since
 
 
 def _trial(

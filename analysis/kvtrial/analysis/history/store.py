@@ -10,7 +10,7 @@ import io
 import math
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -23,10 +23,10 @@ import pyarrow.parquet
 from msgspec import Struct
 
 from kvtrial.analysis import campaign as campaigns
-from kvtrial.analysis.drift import settings_of
+from kvtrial.analysis.drift import WORKLOAD, settings_of
 from kvtrial.analysis.history.model import Row
 from kvtrial.analysis.metrics import find_metric
-from kvtrial.analysis.summaries import Judged, judged_before
+from kvtrial.analysis.summaries import Judged, Outline, judged_before
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.protocol import Nights, Protocol
 from kvtrial.record.store import write_atomically
@@ -69,7 +69,7 @@ def add(store: Path, directory: Path, night: str | None = None, judged: Judged |
     if night is not None:
         check_night(night)
     judged = judged or judged_before(directory)
-    campaign, protocol = judged.campaign, judged.campaign.plan.protocol
+    campaign, protocol, outline = judged.campaign, judged.campaign.plan.protocol, Outline(directory)
     hosts_of: dict[str, list[HostVerdict]] = {}
     for host in judged.verdict.hosts:
         hosts_of.setdefault(campaign.campaign_of.get(host.host, campaign.campaign), []).append(host)
@@ -85,25 +85,33 @@ def add(store: Path, directory: Path, night: str | None = None, judged: Judged |
         for host in of_part:
             if not (records := judged.records.get(host.host)):
                 continue
-            settings = msgspec.json.encode(settings_of(records, protocol.control)).decode()
+            of_host = settings_of(records, protocol.control)
+            if workload := outline.workload_of(host.host):
+                of_host = {WORKLOAD: workload, **of_host}
+            settings = msgspec.json.encode(of_host).decode()
             evidence = judged.verdict.evidence or "none"
             found = list(rows_of(protocol, host, part, of_night, made, settings, evidence))
             unusable += sum(map(_pairs_without_ratio, host.comparisons))
             if found:
                 by_host.append(found)
-        replaced += write_rows(store, protocol.name, of_night, part, by_host)
+        planned = [name for name in outline.hosts if campaign.campaign_of.get(name, campaign.campaign) == part]
+        replaced += write_rows(store, protocol.name, of_night, part, by_host, planned)
         hosts, rows = hosts + len(by_host), rows + sum(map(len, by_host))
     return Added(campaign.campaign, ", ".join(sorted(set(nights))), hosts, rows, replaced, unusable)
 
 
+class NoNight(UnusableInput):
+    """A night that is no date."""
+
+
 def check_night(night: str) -> None:
-    """Raise UnusableInput unless it is a date."""
+    """Raise NoNight unless it is a date."""
     try:
         if not NIGHT.fullmatch(night):
             raise ValueError
         pandas.Timestamp(night)
     except ValueError:
-        raise UnusableInput(f"{night!r} is no night; give its date, as 2026-11-14.") from None
+        raise NoNight(f"{night!r} is no night; give its date, as 2026-11-14.") from None
 
 
 _STRONGEST = {"primary": 0, "guard": 1, "secondary": 2}
@@ -160,24 +168,39 @@ def _same_configuration(protocol: Protocol, result: ComparisonResult) -> bool:
     return (arm.args, arm.env, arm.sizes, arm.model) == (against.args, against.env, against.sizes, against.model)
 
 
-def write_rows(store: Path, protocol: str, night: str, campaign: str, by_host: Sequence[Sequence[Row]]) -> int:
+def write_rows(
+    store: Path,
+    protocol: str,
+    night: str,
+    campaign: str,
+    by_host: Sequence[Sequence[Row]],
+    planned: Collection[str] | None = None,
+) -> int:
     """Write a campaign's rows in place of those that were there, under whatever night; how many hosts were there.
 
-    Without a row nothing of the campaign stays.
+    `planned`: its hosts; None: all that are there. Of these nothing stays without a row. Others stay as they are: they
+    are of another controller's campaign, made in the same second.
     """
     of_protocol = store / f"protocol={quote(protocol, safe='')}"
     path = of_protocol / f"night={night}" / f"{campaign}.parquet"
-    there = list(of_protocol.glob(f"night=*/{campaign}.parquet"))
+    there = sorted(of_protocol.glob(f"night=*/{campaign}.parquet"), key=lambda file: file.stat().st_mtime_ns)
     replaced: set[str] = set()
+    others: dict[str, list[Row]] = {}
     for old in there:
         # A damaged one names no host, and adding its campaign again is what mends it.
         with suppress(UnusableInput):
-            replaced |= set(_read([old], columns=["host"])["host"])
-    if by_host:
+            hosts = set(_read([old], columns=["host"])["host"])
+            replaced |= hosts
+            for host in sorted(hosts - set(hosts if planned is None else planned)):
+                found = _read([old], [("host", "==", host)], COLUMNS).to_dict("records")
+                others[host] = [Row(**cast(dict[str, Any], row)) for row in found]
+    rows = [*by_host, *others.values()]
+    if rows:
+        path = path if by_host else there[-1]
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, _as_parquet(by_host))
+        write_atomically(path, _as_parquet(rows))
     for old in there:
-        if old != path or not by_host:
+        if old != path or not rows:
             old.unlink()
     return len(replaced & {rows[0].host for rows in by_host})
 

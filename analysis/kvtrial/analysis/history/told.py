@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from kvtrial.analysis.history.model import SAME, ChangePoint, ToldAlarm
+from kvtrial.analysis.history.store import NoNight, check_night
 from kvtrial.record.errors import UnusableInput
 from kvtrial.record.store import write_atomically
 from kvtrial.record.version import SCHEMA_VERSION, refuse_newer
@@ -53,12 +54,17 @@ def read_told(store: Path) -> Told | None:
     try:
         raw = path.read_bytes()
         refuse_newer(str(msgspec.json.decode(raw)["schema_version"]), str(path))
-        return msgspec.json.decode(raw, type=Told)
+        told = msgspec.json.decode(raw, type=Told)
+        for alarm in told.alarms:
+            check_night(alarm.night)
+            check_night(alarm.found)
+        return told
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, KeyError, TypeError) as error:
+    except (msgspec.DecodeError, KeyError, TypeError, NoNight) as error:
         raise UnusableInput(
-            f"{path} can't be read ({error}); take it out, and what changed lately is told once more."
+            f"{path} can't be read ({str(error).partition(';')[0]}); take it out, and what changed lately is told once "
+            f"more."
         ) from None
 
 
