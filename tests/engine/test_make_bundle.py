@@ -83,3 +83,33 @@ def test_a_torn_list_of_sums_is_refused(tmp_path: Path) -> None:
     (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  wheels/a.whl\n{'0' * 40}")
     done = subprocess.run([sys.executable, MAKER, "check", tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and f"line 2 of {tmp_path}/SHA256SUMS is no sum and name" in done.stderr, done.stderr
+
+
+def test_a_folder_of_somebodys_is_left_as_it_is(house: Path) -> None:
+    (house / "source").mkdir()
+    (house / "source" / "config.json").write_text("{}")
+    for name in ("model/my-weights.bin", "debs/my-own.deb", "SHA256SUMS"):
+        (house / "BUNDLE" / name).parent.mkdir(parents=True, exist_ok=True)
+        (house / "BUNDLE" / name).write_text(f"{'0' * 64}  model/my-weights.bin\n")
+    done = make(house, model=str(house / "source"))
+    told = f"kvtrial_bundle={house}/BUNDLE holds SHA256SUMS, debs, model and is no bundle of this project; name a"
+    assert done.returncode == 2 and told in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    there = {path.relative_to(house / "BUNDLE").as_posix() for path in (house / "BUNDLE").rglob("*") if path.is_file()}
+    assert there == {"model/my-weights.bin", "debs/my-own.deb", "SHA256SUMS"}
+
+
+@pytest.mark.parametrize("of_before", [False, True], ids=["interrupted", "of-the-release-before"])
+def test_a_bundle_is_renewed(house: Path, of_before: bool) -> None:
+    """Also one that was never ended, and one that has no mark."""
+    (house / "BUNDLE").mkdir()
+    made = make(house, engine_lock=str(house / ("lock.txt" if of_before else "none")))
+    assert made.returncode == (0 if of_before else 2), made.stderr
+    if of_before:
+        (house / "BUNDLE" / ".kvtrial-bundle").unlink()
+    else:
+        (house / "BUNDLE" / ".SHA256SUMS").write_text("half")
+    done = make(house)
+    assert done.returncode == 0 and ": 1 files in host-wheels, 1 files in wheels; " in done.stdout, done
+    check = [sys.executable, MAKER, "check", house / "BUNDLE"]
+    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and ": 2 files are as SHA256SUMS says." in done.stdout, done
