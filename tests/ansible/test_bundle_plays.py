@@ -1,4 +1,4 @@
-"""What playbooks/provision.yml refuses of a bundle, in a sentence; no host is asked."""
+"""What playbooks/bundle.yml and playbooks/provision.yml refuse of a bundle, in a sentence; no host is asked."""
 
 import hashlib
 import json
@@ -38,7 +38,7 @@ BUNDLES = {
     "hub-all-the-same": (
         ["model/config.json"],
         {**HUB, "model_source": "huggingface"},
-        "huggingface passes it by: Qwen/Qwen3-0.6B would be fetched from https://hub.example.invalid; take model_source",
+        "huggingface passes it by: Qwen/Qwen3-0.6B would be fetched from https://hub.example.invalid; take model_s",
     ),
     "a-model": (["model/config.json"], HUB, ""),
     "a-made-model": ([], {}, ""),
@@ -87,3 +87,41 @@ def checked(tmp_path_factory, tools):
 def test_a_bundle_that_would_send_a_host_to_the_network_is_refused(checked, name):
     told = BUNDLES[name][2]
     assert told in checked[name] if told else checked[name] == "", checked[name]
+
+
+@pytest.fixture
+def inventory(tmp_path):
+    """inventory(variables): a folder with the pins and one host, some-host."""
+
+    def write(**variables):
+        pins = tmp_path / "inventory" / "group_vars" / "all"
+        pins.mkdir(parents=True)
+        (pins / "00-pins.yml").symlink_to(ROOT / "group_vars" / "all" / "pins.yml")
+        (tmp_path / "inventory" / "hosts.yml").write_text(json.dumps({"all": {"hosts": {"some-host": variables}}}))
+        return str(tmp_path / "inventory")
+
+    return write
+
+
+BESIDE = {
+    "a-longer-name": ("{}-models/qwen", "{}-models/qwen"),
+    "the-bundles-own": ("{}/model", ""),
+    "the-bundles-own-written-otherwise": ("{}/../BUNDLE/model/", ""),
+    "another-in-the-bundle": ("{}/mine", "{}/mine"),
+    "none": ("", ""),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_model_beside_the_bundle_is_taken_into_it(inventory, tools, tmp_path, name):
+    upload, taken = (path.format(tmp_path / "BUNDLE") for path in BESIDE[name])
+    _, play = yaml.safe_load((ROOT / "playbooks" / "bundle.yml").read_text())
+    (collect,) = (task for task in play["tasks"] if task["name"].startswith("Collect it"))
+    asked = {"ansible.builtin.debug": {"msg": "taken=<{{ kvtrial_bundle_request.model.directory }}>"}}
+    (tmp_path / "play.yml").write_text(yaml.safe_dump([{**play, "tasks": [{**asked, "vars": collect["vars"]}]}]))
+    given = {"kvtrial_bundle": str(tmp_path / "BUNDLE"), "kvtrial_bundle_pythons": ["3.11"], "vllm_lock": "/none"}
+    done = tools.run(
+        "ansible-playbook", "-i", inventory(kvtrial_model_upload=upload), str(tmp_path / "play.yml"),
+        "-e", json.dumps(given),
+    )  # fmt: skip
+    assert f"taken=<{taken}>" in done.stdout, done.stdout
