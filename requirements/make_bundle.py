@@ -29,6 +29,9 @@ SUMS = "SHA256SUMS"
 MARK = ".kvtrial-bundle"
 """In a folder that this program makes, also where it was interrupted; it may be missing in a copy."""
 OWN = {SUMS, f".{SUMS}", MARK}
+HOST_PYTHONS = ("3.11", "3.12", "3.13")
+"""On which the host program runs (roles/workload/vars/main.yml)."""
+ARCHITECTURES = ("x86_64", "aarch64")
 GLIBC_MINORS = (35, 34, 33, 32, 31, 28, 27, 24, 17, 12, 5)
 
 
@@ -219,14 +222,19 @@ def make(request: dict[str, Any]) -> str:
     if not isinstance(pythons, list) or not all(re.fullmatch(r"3\.[0-9]+", str(python)) for python in pythons):
         raise UnusableInput(f'kvtrial_bundle_pythons={pythons} is no list of versions; give one such as ["3.11"].')
     pythons = [str(python) for python in pythons]
+    of_the_program = [python for python in pythons if python in HOST_PYTHONS]
+    if not of_the_program:
+        raise UnusableInput(
+            f"kvtrial_bundle_pythons={pythons} has none that runs the host program ({', '.join(HOST_PYTHONS)}); name "
+            'that of workload_python too, such as ["3.10", "3.12"].'
+        )
     folder = Path(request["folder"])
     take(folder)
     (folder / SUMS).unlink(missing_ok=True)
     wheels(Path(request["engine_lock"]), folder / "wheels", pythons, request["architectures"])
     if request["engine_wheel_url"]:
         commit_wheel(request["engine_wheel_url"], request["engine_wheel_sha256"], folder / "wheels")
-    at_least_311 = [python for python in pythons if tuple(map(int, python.split("."))) >= (3, 11)]
-    wheels(Path(request["host_lock"]), folder / "host-wheels", at_least_311, request["architectures"])
+    wheels(Path(request["host_lock"]), folder / "host-wheels", of_the_program, request["architectures"])
     model(request["model"], folder / "model")
     if request["driver"]["manage"]:
         debs(request["driver"], folder / "debs", folder / "keys")

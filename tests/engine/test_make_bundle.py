@@ -1,11 +1,13 @@
 """What a bundle holds, and what its maker refuses; pip looks into a folder of stand-in wheels."""
 
+import importlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "fleet"))
@@ -46,9 +48,16 @@ def make(house: Path, **changes: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(("python", "wheels"), [("3.11", {"alpha"}), (ABOVE, {"alpha", "six"})])
 def test_a_bundle_has_what_the_lock_asks_of_the_hosts_python(house: Path, python: str, wheels: set[str]) -> None:
-    done = make(house, pythons=[python])
+    done = make(house, pythons=sorted({"3.11", python}))
     assert done.returncode == 0, done.stderr
     assert {path.name.split("-")[0] for path in (house / "BUNDLE" / "wheels").iterdir()} == wheels
+    assert {path.name.split("-")[0] for path in (house / "BUNDLE" / "host-wheels").iterdir()} == {"alpha"}
+
+
+def test_the_pythons_of_the_host_program_are_those_of_its_role() -> None:
+    role = yaml.safe_load((ROOT / "roles" / "workload" / "vars" / "main.yml").read_text())
+    sys.path.insert(0, str(MAKER.parent))
+    assert list(importlib.import_module("make_bundle").HOST_PYTHONS) == role["__workload_pythons"]
 
 
 def test_a_bundle_holds_the_model_that_was_asked_for_last_and_says_its_pin(house: Path) -> None:
@@ -67,6 +76,9 @@ def test_a_bundle_holds_the_model_that_was_asked_for_last_and_says_its_pin(house
 REFUSED = {
     "pythons-as-text": ({"pythons": "3.11"}, "kvtrial_bundle_pythons=3.11 is no list of versions; give one such as"),
     "no-python": ({"pythons": ["3.x"]}, "kvtrial_bundle_pythons=['3.x'] is no list of versions; give one such as"),
+    "too-old-for-the-program": ({"pythons": ["3.10"]}, "=['3.10'] has none that runs the host program (3.11, 3.12, "),
+    "too-new-for-the-program": ({"pythons": [ABOVE]}, f"=['{ABOVE}'] has none that runs the host program ("),
+    "no-pythons": ({"pythons": []}, "kvtrial_bundle_pythons=[] has none that runs the host program (3.11, 3.12, "),
     "no-mirror": ({"engine_wheel_url": "http://127.0.0.1:9/vllm-1.whl"}, "vllm-1.whl could not be fetched ([Errno"),
     "no-address": ({"engine_wheel_url": "vllm-1.whl"}, "_wheel_url=vllm-1.whl could not be fetched (unk"),
 }  # fmt: skip
@@ -77,6 +89,8 @@ def test_bad_input_gets_one_sentence(house: Path, name: str) -> None:
     changes, told = REFUSED[name]
     done = make(house, **changes)
     assert done.returncode == 2 and told in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    if not name.startswith("no-m") and name != "no-address":
+        assert not (house / "BUNDLE").exists(), "it is refused before anything is written"
 
 
 def test_a_torn_list_of_sums_is_refused(tmp_path: Path) -> None:
