@@ -229,12 +229,18 @@ def make(request: dict[str, Any]) -> str:
             'that of workload_python too, such as ["3.10", "3.12"].'
         )
     folder = Path(request["folder"])
+    architectures = request["architectures"]
+    if not isinstance(architectures, list) or not architectures or set(map(str, architectures)) - set(ARCHITECTURES):
+        raise UnusableInput(
+            f"kvtrial_bundle_architectures={architectures} is no list of {' and '.join(ARCHITECTURES)}; give one "
+            'such as ["x86_64"].'
+        )
     take(folder)
     (folder / SUMS).unlink(missing_ok=True)
-    wheels(Path(request["engine_lock"]), folder / "wheels", pythons, request["architectures"])
+    wheels(Path(request["engine_lock"]), folder / "wheels", pythons, architectures)
     if request["engine_wheel_url"]:
         commit_wheel(request["engine_wheel_url"], request["engine_wheel_sha256"], folder / "wheels")
-    wheels(Path(request["host_lock"]), folder / "host-wheels", of_the_program, request["architectures"])
+    wheels(Path(request["host_lock"]), folder / "host-wheels", of_the_program, architectures)
     model(request["model"], folder / "model")
     if request["driver"]["manage"]:
         debs(request["driver"], folder / "debs", folder / "keys")

@@ -125,3 +125,18 @@ def test_a_model_beside_the_bundle_is_taken_into_it(inventory, tools, tmp_path, 
         "-e", json.dumps(given),
     )  # fmt: skip
     assert f"taken=<{taken}>" in done.stdout, done.stdout
+
+
+def test_a_misspelt_name_is_refused_before_a_bundle_is_made(inventory, tools, tmp_path):
+    variables = {"kvtrial_model_repositry": "Qwen/Qwen3-0.6B", "kvtrial_mine": 1}
+    given = {"kvtrial_bundle": str(tmp_path / "BUNDLE"), "kvtrial_bundle_pythons": ["3.11"], "vllm_lock": "/none"}
+    done = tools.run(
+        "ansible-playbook", "-i", inventory(kvtrial_own_variables=["kvtrial_mine"], **variables),
+        "playbooks/bundle.yml", "-e", json.dumps({**given, "kvtrial_bundle_architecturs": ["aarch64"]}),
+    )  # fmt: skip
+    assert done.returncode and done.stdout.splitlines()[-1] == (
+        "some-host: kvtrial_bundle_architecturs is unknown (did you mean kvtrial_bundle_architectures?); "
+        "kvtrial_model_repositry is unknown (did you mean kvtrial_model_repository?); put the name right in the "
+        "inventory or on the command line (names of your own go into kvtrial_own_variables)."
+    ), done.stdout
+    assert not (tmp_path / "BUNDLE").exists()

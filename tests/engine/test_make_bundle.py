@@ -79,6 +79,9 @@ REFUSED = {
     "too-old-for-the-program": ({"pythons": ["3.10"]}, "=['3.10'] has none that runs the host program (3.11, 3.12, "),
     "too-new-for-the-program": ({"pythons": [ABOVE]}, f"=['{ABOVE}'] has none that runs the host program ("),
     "no-pythons": ({"pythons": []}, "kvtrial_bundle_pythons=[] has none that runs the host program (3.11, 3.12, "),
+    "architectures-as-text": ({"architectures": "x86_64"}, "kvtrial_bundle_architectures=x86_64 is no list of x"),
+    "unknown-architecture": ({"architectures": ["amd64"]}, "kvtrial_bundle_architectures=['amd64'] is no list of x86"),
+    "no-architectures": ({"architectures": []}, "kvtrial_bundle_architectures=[] is no list of x86_64 and aarch64"),
     "no-mirror": ({"engine_wheel_url": "http://127.0.0.1:9/vllm-1.whl"}, "vllm-1.whl could not be fetched ([Errno"),
     "no-address": ({"engine_wheel_url": "vllm-1.whl"}, "_wheel_url=vllm-1.whl could not be fetched (unk"),
 }  # fmt: skip
