@@ -5,7 +5,8 @@
     make_bundle.py check FOLDER compare every file with SHA256SUMS
 
 The folder: wheels/ (engine), host-wheels/ (host program), debs/ with its Packages, model/, keys/, SHA256SUMS. What is
-there already and right is not fetched again. Bad input ends with status 2 and one sentence.
+there already and right is not fetched again, and what it does not need goes: a folder that holds something and is no
+bundle is refused. Bad input ends with status 2 and one sentence.
 """
 
 import http.client
@@ -25,6 +26,12 @@ sys.path.append(str(ROOT / "roles" / "vllm" / "files"))
 from wheelhouse import UnusableInput, pick, requirements_of, sha256_of  # noqa: E402
 
 SUMS = "SHA256SUMS"
+MARK = ".kvtrial-bundle"
+"""In a folder that this program makes, also where it was interrupted; it may be missing in a copy."""
+OWN = {SUMS, f".{SUMS}", MARK}
+HOST_PYTHONS = ("3.11", "3.12", "3.13")
+"""On which the host program runs (roles/workload/vars/main.yml)."""
+ARCHITECTURES = ("x86_64", "aarch64")
 GLIBC_MINORS = (35, 34, 33, 32, 31, 28, 27, 24, 17, 12, 5)
 
 
@@ -159,9 +166,29 @@ def debs(request: dict[str, Any], folder: Path, keys: Path) -> None:
     (folder / "Packages").write_text("\n".join(entries), encoding="utf-8")
 
 
+def take(folder: Path) -> None:
+    """Mark a folder as a bundle's. Raises UnusableInput where it holds something and is none: its files may go."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sums = folder / SUMS
+    of_before = sums.is_file() and re.search("(?m)^[0-9a-f]{64}  wheels/", sums.read_text("utf-8", errors="replace"))
+    if not (folder / MARK).is_file() and not of_before and (found := sorted(path.name for path in folder.iterdir())):
+        first = ", ".join(found[:5]) + (" and so on" if found[5:] else "")
+        raise UnusableInput(
+            f"kvtrial_bundle={folder} holds {first} and is no bundle of this project; name a folder that is empty "
+            "or is not there yet."
+        )
+    (folder / MARK).write_text("Made by kvtrial (playbooks/bundle.yml), which removes here what it does not need.\n")
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Every file of a bundle that SHA256SUMS names, sorted."""
+    own = {folder / name for name in OWN}
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path not in own)
+
+
 def write_sums(folder: Path) -> list[Path]:
     """Write SHA256SUMS over every other file; the files."""
-    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / SUMS)
+    paths = files_of(folder)
     text = "".join(f"{sha256_of(path)}  {path.relative_to(folder).as_posix()}\n" for path in paths)
     temporary = folder / f".{SUMS}"
     temporary.write_text(text, encoding="utf-8")
@@ -180,7 +207,7 @@ def check(folder: Path) -> int:
                 f"line {number} of {folder / SUMS} is no sum and name of a file; copy the bundle again."
             )
     listed = dict(reversed(line.split("  ", 1)) for line in lines)
-    present = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {SUMS}
+    present = {path.relative_to(folder).as_posix() for path in files_of(folder)}
     for name in sorted(present ^ set(listed)):
         raise UnusableInput(f"{folder / name} is {'not in' if name in present else 'missing, it is in'} {SUMS}.")
     for name, digest in listed.items():
@@ -195,14 +222,25 @@ def make(request: dict[str, Any]) -> str:
     if not isinstance(pythons, list) or not all(re.fullmatch(r"3\.[0-9]+", str(python)) for python in pythons):
         raise UnusableInput(f'kvtrial_bundle_pythons={pythons} is no list of versions; give one such as ["3.11"].')
     pythons = [str(python) for python in pythons]
+    of_the_program = [python for python in pythons if python in HOST_PYTHONS]
+    if not of_the_program:
+        raise UnusableInput(
+            f"kvtrial_bundle_pythons={pythons} has none that runs the host program ({', '.join(HOST_PYTHONS)}); name "
+            'that of workload_python too, such as ["3.10", "3.12"].'
+        )
     folder = Path(request["folder"])
-    folder.mkdir(parents=True, exist_ok=True)
+    architectures = request["architectures"]
+    if not isinstance(architectures, list) or not architectures or set(map(str, architectures)) - set(ARCHITECTURES):
+        raise UnusableInput(
+            f"kvtrial_bundle_architectures={architectures} is no list of {' and '.join(ARCHITECTURES)}; give one "
+            'such as ["x86_64"].'
+        )
+    take(folder)
     (folder / SUMS).unlink(missing_ok=True)
-    wheels(Path(request["engine_lock"]), folder / "wheels", pythons, request["architectures"])
+    wheels(Path(request["engine_lock"]), folder / "wheels", pythons, architectures)
     if request["engine_wheel_url"]:
         commit_wheel(request["engine_wheel_url"], request["engine_wheel_sha256"], folder / "wheels")
-    at_least_311 = [python for python in pythons if tuple(map(int, python.split("."))) >= (3, 11)]
-    wheels(Path(request["host_lock"]), folder / "host-wheels", at_least_311, request["architectures"])
+    wheels(Path(request["host_lock"]), folder / "host-wheels", of_the_program, architectures)
     model(request["model"], folder / "model")
     if request["driver"]["manage"]:
         debs(request["driver"], folder / "debs", folder / "keys")

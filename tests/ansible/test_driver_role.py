@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -586,3 +587,82 @@ def test_in_check_mode_a_host_that_is_due_a_driver_is_told_and_does_not_fail(tmp
     said = " ".join(done.stdout.split())
     assert done.returncode == 0 and "told: h: the driver has to be changed" in said, said
     assert tools.run(*command).returncode != 0
+
+
+MARK = "/etc/apt/kvtrial-nvidia-driver.debs"
+ENTRY = """# Made by kvtrial; the driver is pinned in /etc/apt/preferences.d/kvtrial-nvidia-driver.
+Types: deb
+URIs: file:{}
+Suites: ./
+Trusted: yes
+"""
+# name: (files by what they hold, where {} is the folder; the record; whether the folder is this project's)
+FOLDERS: dict[str, tuple[dict[str, str], dict | None, bool]] = {
+    "somebodys": ({}, None, False),
+    "somebodys-with-a-list": ({"{}/Packages": ""}, None, False),
+    "somebodys-beside-a-driver-of-ours": ({SOURCES: "of the vendor"}, RECORD, False),
+    "marked": ({MARK: "{}\n"}, None, True),
+    "mark-of-another": ({MARK: "/srv/other\n"}, None, False),
+    # Of the release before: no mark.
+    "named-in-the-entry": ({SOURCES: ENTRY}, None, True),
+    "of-a-driver-that-was-brought": ({SOURCES: "of the vendor", "{}/Packages": ""}, RECORD, True),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, tools):
+    """folders(part, **settings): what a part of the role says in check mode, on hosts with a folder of .debs each."""
+    base = tmp_path_factory.mktemp("folders")
+    hosts = {}
+    for name, (files, record, _) in FOLDERS.items():
+        (base / name / "debs").mkdir(parents=True)
+        (base / name / "debs" / "my-own.deb").write_text("mine")
+        debs = str(base / name / "debs")
+        found = {
+            path.format(debs): hashlib.sha256(text.format(debs).encode()).hexdigest() for path, text in files.items()
+        }
+        hosts[name] = {
+            "ansible_connection": "local",
+            "ansible_python_interpreter": sys.executable,
+            "nvidia_driver_debs_root": debs,
+            "__nvidia_driver_look": {"facts": {**FACTS, "files": found, "record": record}},
+        }
+    (base / "brought").mkdir()
+    (base / "brought" / "Packages").write_text("")
+
+    def play(part, **settings):
+        told = {name: variables | READY | settings for name, variables in hosts.items()}
+        (base / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": told}}))
+        (base / "play.yml").write_text(yaml.safe_dump([{"hosts": "all", "gather_facts": False, "tasks": [role(part)]}]))
+        return tools.run(
+            "ansible-playbook", "-i", str(base / "hosts.yml"), str(base / "play.yml"), "--check",
+            ANSIBLE_STDOUT_CALLBACK="ansible.builtin.default", ANSIBLE_CALLBACK_RESULT_FORMAT="json",
+        ).stdout  # fmt: skip
+
+    play.base = base
+    return play
+
+
+def test_a_removal_takes_the_folder_of_debs_that_this_project_made(folders):
+    said = folders("unpin", **ABSENT, nvidia_driver_manage=True)
+    gone = set(re.findall(r"changed: \[(\S+)\] => \(item=\S+/debs\)", said))
+    assert gone == {name for name, (_, _, ours) in FOLDERS.items() if ours}, said
+
+
+def test_nothing_is_brought_into_a_folder_of_somebodys(folders):
+    said = folders("source", nvidia_driver_manage=True, nvidia_driver_debs=str(folders.base / "brought"))
+    refused = dict(re.findall(r'fatal: \[(\S+)\].*"msg": "(.*?)"', said))
+    assert set(refused) == {name for name, (_, _, ours) in FOLDERS.items() if not ours}, said
+    told = (
+        f"nvidia_driver_debs_root={folders.base}/somebodys/debs holds my-own.deb, which this project did not put there"
+    )
+    assert told in refused["somebodys"]
+
+
+def test_the_folder_of_debs_is_marked_before_it_is_filled(folders):
+    tasks = yaml.safe_load((ROOT / "roles" / "nvidia_driver" / "tasks" / "source.yml").read_text())
+    names = [task["name"] for task in tasks]
+    assert names.index("Note whose the folder of packages is") + 1 == names.index("Bring the folder of packages")
+    facts = yaml.safe_load((ROOT / "roles" / "nvidia_driver" / "vars" / "main.yml").read_text())
+    assert facts["__nvidia_driver_traces"][-1] == "{{ __nvidia_driver_record_path }}"
+    assert "{{ __nvidia_driver_debs_mark_path }}" in facts["__nvidia_driver_traces"]
