@@ -78,6 +78,7 @@ def test_three_nights_the_last_slower_then_one_skipped_and_one_that_fails(standi
     if HAS_HISTORY:
         alarms = [[line for line in n["kvtrial_history"] if "ALARM" in line and "TTFT" in line] for n in told]
         assert alarms[0] == alarms[1] == []
+        assert alarms[2], "\n".join(told[2]["kvtrial_history"])
         assert "rose" in alarms[2][0] and "on 3 Jan; vllm_lock" in alarms[2][0], told[2]
         assert told[2]["kvtrial_history_alarm"]
         assert any(line.startswith("noise of h1, ") for line in told[0]["kvtrial_history"]), told[0]
