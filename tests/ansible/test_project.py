@@ -143,7 +143,6 @@ def test_an_inventory_without_pins_is_refused_in_a_sentence(tmp_path, tools):
             "is no list of properties; hosts are compared in driver, kernel, engine_lock",
         ),
         ({"kvtrial_port": "abc"}, "kvtrial_port=abc is not a whole number from 0; write digits only."),
-        ({"kvtrial_port": 70000}, "kvtrial_port=70000 is no port; give one from 1 to 65535."),
         ({"kvtrial_disk_reserve_bytes": "x"}, "kvtrial_disk_reserve_bytes=x is not a whole number"),
         ({"kvtrial_sweep_first_seconds": "x"}, "kvtrial_sweep_first_seconds=x is not a whole number"),
         ({"kvtrial_engine_args": "x"}, "kvtrial_engine_args=x is not a mapping"),
@@ -168,6 +167,15 @@ def test_a_host_is_refused_in_the_last_line_before_it_is_touched(settings, sente
     assert sentence in last
     assert cause.read_text().strip() == last
     assert "Look at the hosts" not in done.stdout
+
+
+@pytest.mark.parametrize("port", [0, 70000])
+def test_a_provision_refuses_what_is_no_port_before_a_host_is_asked(port, tools):
+    """An experiment's planner does, too; a provision has none."""
+    done = tools.run("ansible-playbook", "playbooks/provision.yml", "--check", "-e", f"kvtrial_port={port}")
+    last = done.stdout.strip().splitlines()[-1]
+    assert done.returncode and f"kvtrial_port={port} is no port; give one from 1 to 65535." in last, done.stdout
+    assert "Read the host's facts" not in done.stdout
 
 
 @pytest.mark.parametrize("state_dir", ["", "/", "a/b", "/a/../.."])
